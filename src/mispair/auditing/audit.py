@@ -22,8 +22,7 @@ from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores, SimilarPairs
 from mispair.auditing.options import AuditOptions, InputOptions, Options
 from mispair.auditing.output_files import LEARNED
-from mispair.auditing.report.page import make_page
-from mispair.auditing.report.render import render
+from mispair.auditing.report.page import make_page, render
 from mispair.auditing.scoring.exchanges import search_exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,6 @@ import numpy as np
 from mispair.auditing.inputs import AuditInput
 from mispair.errors import ConflictError, DamagedError, DataError
 from mispair.pairs.layouts.clip_retrieval import PARTS
-from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.remote import Store, url_of
 from mispair.pairs.source import Source
 
@@ -131,22 +130,6 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
             error.where = str(error.where or "").replace(folder, store.url)
             raise
         yield Rows(source, 0, len(source))
-
-
-def gather(
-    opened: Callable[[int], AbstractContextManager[Rows]], starts: IntArray, rows: IntArray
-) -> tuple[FloatArray, FloatArray]:
-    """Read vectors of rows of any blocks; opens each of these blocks."""
-    left, right = [], []
-    order = np.argsort(rows, kind="stable")
-    numbers = np.searchsorted(starts, rows[order], side="right") - 1
-    for number in np.unique(numbers).tolist():
-        with opened(number) as here:
-            sides = here.source.gather(here.start + rows[order[numbers == number]] - starts[number])
-        left.append(sides[0])
-        right.append(sides[1])
-    back = np.argsort(order)
-    return np.concatenate(left)[back], np.concatenate(right)[back]
 
 
 def _store(data: AuditInput) -> Store:

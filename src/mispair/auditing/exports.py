@@ -26,17 +26,8 @@ if TYPE_CHECKING:
 Tool = Literal["fiftyone", "label-studio", "argilla"]
 Row = dict[str, Any]
 MATCHED, MISMATCHED = "matched", "mismatched"
-_KNOWN = (
-    "id",
-    "image",
-    "caption",
-    "status",
-    "match_score",
-    "is_mismatch",
-    "reason",
-    "suggested_right",
-    "suggested_left",
-)
+_SUGGESTED = ("suggested_right", "suggested_left")
+_KNOWN = ("id", "image", "caption", "status", "match_score", "is_mismatch", "reason", *_SUGGESTED)
 _INTERFACE = f"""<View>
   <Image name="image" value="$image"/>
   <Text name="caption" value="$caption"/>
@@ -49,28 +40,19 @@ _INTERFACE = f"""<View>
 
 
 def export(pieces: Iterable[pyarrow.Table], tool: Tool, out: Path, images: Path | None = None) -> list[Path]:
-    """Writes the pairs for a tool.
-
-    Args:
-        pieces: The table of an audit, some rows at a time.
-        tool: Which.
-        out: Folder of the files.
-        images: Folder that the image names start from.
-
-    Returns:
-        Paths of the written files.
+    """Write the table of an audit for a tool; image names start from the folder `images`. Return the paths.
 
     Raises:
         NotFoundError: The pairs have no names of images.
     """
     rows = _rows(pieces)
-    path = out / {"fiftyone": "fiftyone.csv", "label-studio": "label-studio.json", "argilla": "argilla.json"}[tool]
     if tool == "fiftyone":
-        _write_csv(path, (_sample(row, images) for row in rows))
-        return [path]
+        _write_csv(out / "fiftyone.csv", (_sample(row, images) for row in rows))
+        return [out / "fiftyone.csv"]
     if tool == "argilla":
-        _write_list(path, (_record(row, images) for row in rows))
-        return [path]
+        _write_list(out / "argilla.json", (_record(row, images) for row in rows))
+        return [out / "argilla.json"]
+    path = out / "label-studio.json"
     _write_list(path, map(_task, rows))
     write_atomically(path.with_suffix(".xml"), _INTERFACE.encode())
     return [path, path.with_suffix(".xml")]
@@ -92,13 +74,13 @@ def _place(row: Row, images: Path | None) -> str:
 
 
 def _sample(row: Row, images: Path | None) -> dict[str, Json]:
-    """A row of FiftyOne's table, whose column of media is `filepath`."""
+    """Make a row of FiftyOne's table; its column of media is `filepath`."""
     rest: dict[str, Json] = {name: value for name, value in row.items() if name not in ("image", "is_mismatch")}
     return {"filepath": _place(row, images), **rest, "verdict": _verdict(row)}
 
 
 def _record(row: Row, images: Path | None) -> dict[str, Json]:
-    """A record of Argilla: a name of a question, here `verdict`, is a suggestion."""
+    """Make a record of Argilla; the name of a question, here `verdict`, is a suggestion."""
     return {
         "id": row["id"],
         "image": _place(row, images),
@@ -111,7 +93,7 @@ def _record(row: Row, images: Path | None) -> dict[str, Json]:
 
 
 def _task(row: Row) -> dict[str, Json]:
-    """A task of Label Studio, with the audit's verdict as a prediction. Local files are served below /data."""
+    """Make a task of Label Studio, with the verdict as a prediction; it serves local files below /data."""
     data: dict[str, Json] = {
         **{name: value for name, value in row.items() if name != "is_mismatch"},
         "image": f"/data/local-files/?d={quote(row['image'])}",
@@ -120,12 +102,8 @@ def _task(row: Row) -> dict[str, Json]:
     verdict = _verdict(row)
     if verdict is None:
         return {"data": data}
-    choice: dict[str, Json] = {
-        "from_name": "verdict",
-        "to_name": "image",
-        "type": "choices",
-        "value": {"choices": [verdict]},
-    }
+    value: Json = {"choices": [verdict]}
+    choice: dict[str, Json] = {"from_name": "verdict", "to_name": "image", "type": "choices", "value": value}
     sure = row["match_score"] if verdict == MATCHED else 1 - row["match_score"]
     return {"data": data, "predictions": [{"model_version": "mispair", "score": sure, "result": [choice]}]}
 
@@ -133,17 +111,16 @@ def _task(row: Row) -> dict[str, Json]:
 def _write_csv(path: Path, rows: Iterable[dict[str, Json]]) -> None:
     with replacing(path) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
-        writer: csv.DictWriter[str] | None = None
-        for row in rows:
-            if writer is None:
-                writer = csv.DictWriter(text, list(row))
-                writer.writeheader()
-            writer.writerow(row)
+        writer = csv.writer(text)
+        for number, row in enumerate(rows):
+            if number == 0:
+                writer.writerow(row)
+            writer.writerow(row.values())
         text.detach()
 
 
 def _write_list(path: Path, entries: Iterable[dict[str, Json]]) -> None:
-    """A JSON list, an entry a line."""
+    """Write a JSON list, an entry a line."""
     with replacing(path) as file:
         for number, entry in enumerate(entries):
             line = json.dumps(entry, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -498,24 +498,16 @@ class Findings:
         given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.suggested >= start) & (self.suggested < stop))
         places = self.suggested[given] - start
         ids, scores = np.full(stop - start, None), np.full(stop - start, np.nan, dtype=np.float32)
-        ids[places], scores[places] = self.source.ids(partners.rows[given, 0]), partners.scores[given, 0]
+        ids[places], scores[places] = self._partner_ids(partners.rows[given, 0]), partners.scores[given, 0]
         return pyarrow.array(ids, pyarrow.string()), pyarrow.array(scores, mask=np.isnan(scores))
+
+    def _partner_ids(self, rows: IntArray) -> list[str]:
+        return self.source.ids(rows)
 
     @cached_property
     def suggestions(self) -> pyarrow.Table:
         """All better partners: of which pair, on which side, from which pair, and how well the new pair fits."""
-        import pyarrow
-
-        text, kinds = pyarrow.string(), {"rank": pyarrow.int64(), "score": pyarrow.float32()}
-        columns: dict[str, list[Any]] = {name: [] for name in ("id", "replaced", "rank", "suggested_id", "score")}
-        for side, partners in (("right", self.new_rights), ("left", self.new_lefts)):
-            places, ranks = np.nonzero(partners.rows >= 0)
-            columns["id"] += self.source.ids(self.suggested[places])
-            columns["replaced"] += [side] * len(places)
-            columns["rank"] += (ranks + 1).tolist()
-            columns["suggested_id"] += self.source.ids(partners.rows[places, ranks])
-            columns["score"] += partners.scores[places, ranks].tolist()
-        return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
+        return suggestion_table(self.source.ids, self.suggested, self.new_rights, self.new_lefts)
 
     def _close_rate(self) -> dict[str, float]:
         """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
@@ -559,3 +551,21 @@ def typical(judge: Judge, scan: Scan, matched: npt.NDArray[np.bool_]) -> npt.NDA
 def _shared(side: str, count: int) -> str:
     """What to say about an item of a pair that has so many unlike partners."""
     return f"{side} item is shared by {count:,} pairs that have nothing else in common"
+
+
+def suggestion_table(
+    ids: Callable[[IntArray], list[str]], suggested: IntArray, new_rights: Partners, new_lefts: Partners
+) -> pyarrow.Table:
+    """Make the table of better partners for the rows `suggested`."""
+    import pyarrow
+
+    text, kinds = pyarrow.string(), {"rank": pyarrow.int64(), "score": pyarrow.float32()}
+    columns: dict[str, list[Any]] = {name: [] for name in ("id", "replaced", "rank", "suggested_id", "score")}
+    for side, partners in (("right", new_rights), ("left", new_lefts)):
+        places, ranks = np.nonzero(partners.rows >= 0)
+        columns["id"] += ids(suggested[places])
+        columns["replaced"] += [side] * len(places)
+        columns["rank"] += (ranks + 1).tolist()
+        columns["suggested_id"] += ids(partners.rows[places, ranks])
+        columns["score"] += partners.scores[places, ranks].tolist()
+    return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})

@@ -32,7 +32,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import pyarrow.compute as compute
 import pyarrow.parquet
 import torch
 from rich.console import Console
@@ -48,10 +47,10 @@ from mispair.auditing.audit import (
     shared_notes,
 )
 from mispair.auditing.auditor import SAMPLE, Auditor, checked_answers
-from mispair.auditing.blocks import Block, Rows, count_rows, gather, opened
+from mispair.auditing.blocks import Block, Rows, count_rows, opened
 from mispair.auditing.cuts import SHARD, share_of, values_by
 from mispair.auditing.detection import detections
-from mispair.auditing.findings import AuditSummary, Findings, typical
+from mispair.auditing.findings import AuditSummary, Findings, suggestion_table, typical
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.match_scores import WORDLESS, MatchScores, SimilarPairs, limits
 from mispair.auditing.output_files import LEARNED
@@ -236,10 +235,8 @@ class _Run:
         shared = self._shared()
         worst, match, below, scored = self._worst()
         show.begin("searching better partners")
-        partners, seen = self._partners(learned, sample, worst, match)
+        verdict = self._verdict(learned, sample, worst, match, below, scored)
         show.begin("writing tables")
-        matched = learned.scores.beside(learned.similar) >= below
-        verdict = Verdict(below, scored, typical(auditor.judge, learned.scan, matched), partners, worst, seen)
         found = self._each(partial(_finish, self.job, verdict), range(len(self.job.blocks)))
         tally: Tally = reduce(add, (pickle.loads(one) for batch in found for one in batch["tally"].tolist()))
         show.end()
@@ -269,13 +266,8 @@ class _Run:
 
     def _counts(self) -> list[int]:
         if COUNTED not in self.job.store.files():
-            found = self._each(partial(_count, self.job), range(len(self.job.blocks)))
-            counts = {
-                number: rows
-                for batch in found
-                for number, rows in zip(batch["number"].tolist(), batch["rows"].tolist(), strict=True)
-            }
-            self.job.store.write(COUNTED, json.dumps([counts[number] for number in sorted(counts)]).encode())
+            counts = _joined(self._each(partial(_count, self.job), range(len(self.job.blocks))), "number")["rows"]
+            self.job.store.write(COUNTED, json.dumps(counts.tolist()).encode())
         rows: list[int] = json.loads(self.job.store.read(COUNTED))
         return rows
 
@@ -308,8 +300,10 @@ class _Run:
             if not found or not found["good"].any():
                 raise DataError("no pairs can be read", where=self.job.data.places[0])
             file, good = io.BytesIO(), found["good"]
-            plain: dict[str, Any] = {field.name: _plain(found[field.name][good]) for field in fields(Sample)}
-            np.savez(file, **plain)
+            columns = {field.name: found[field.name][good] for field in fields(Sample)}
+            texts = {name: values.astype(np.str_) for name, values in columns.items() if values.dtype == object}
+            arrays: dict[str, Any] = {**columns, **texts}
+            np.savez(file, **arrays)
             self.job.store.write(SAMPLED, file.getvalue())
         with np.load(io.BytesIO(self.job.store.read(SAMPLED)), allow_pickle=False) as there:
             return Sample(**{field.name: there[field.name] for field in fields(Sample)})
@@ -370,10 +364,10 @@ class _Run:
             below = _above(int(np.searchsorted(counts.cumsum(), flagged)))
         return rows[scores < below], scores[scores < below], below, int(counts.sum())
 
-    def _partners(
-        self, learned: Judged, sample: Sample, worst: IntArray, match: FloatArray
-    ) -> tuple[pyarrow.Table, npt.NDArray[np.uint16]]:
-        """Return better partners for these rows, as in `Findings.suggestions`, and the reasons in their images."""
+    def _verdict(
+        self, learned: Judged, sample: Sample, worst: IntArray, match: FloatArray, below: float, scored: int
+    ) -> Verdict:
+        """Search better partners for the lowest flagged rows, and look at their images."""
         auditor, known = learned.auditor, _known(self.job.work)
         bank = np.flatnonzero(~np.isin(sample.row, worst))[:POOL]
         order = np.argsort(worst)
@@ -392,24 +386,19 @@ class _Run:
         match = np.append(match, alone).astype(np.float32)
         places = np.arange(len(worst))
         empty = (known.seen(captions.tolist()) & known.wordless) > 0
-        device, columns = auditor.judge.transforms[0].mean.device, list[pyarrow.Table]()
+        source, device = from_memory(left, right), auditor.judge.transforms[0].mean.device
         lent = [np.flatnonzero(np.isin(ids, list(side))) for side in self.job.settings.partnered]
-        for keep_left, side, own in ((True, "right", lent[1]), (False, "left", lent[0])):
-            partners = find_partners(
-                from_memory(left, right), auditor.judge, places, match, None, keep_left=keep_left, device=device,
-                partnered=own, excluded=empty & keep_left,
-            )  # fmt: skip
-            at, rank = np.nonzero(partners.rows >= 0)
-            best = partners.rows[at, rank]
-            columns.append(
-                pyarrow.table({
-                    "row": row[at], "id": pyarrow.array(ids[at].tolist(), "string"),
-                    "replaced": pyarrow.array([side] * len(at), "string"), "rank": rank + 1,
-                    "suggested_id": pyarrow.array(ids[best].tolist(), "string"), "score": partners.scores[at, rank],
-                    "suggested_row": row[best],
-                })
-            )  # fmt: skip
-        return pyarrow.concat_tables(columns), found["seen"][back] if found else np.zeros(0, dtype=np.uint16)
+        new_rights, new_lefts = (
+            _renumbered(find_partners(
+                source, auditor.judge, places, match, None, keep_left=keep_left, device=device, partnered=own,
+                excluded=empty & keep_left,
+            ), row)
+            for keep_left, own in ((True, lent[1]), (False, lent[0]))
+        )  # fmt: skip
+        matched, order = learned.scores.beside(learned.similar) >= below, np.argsort(row)
+        seen = found["seen"][back] if found else np.zeros(0, dtype=np.uint16)
+        usual = typical(auditor.judge, learned.scan, matched)
+        return Verdict(below, scored, usual, worst, seen, new_rights, new_lefts, row[order], ids[order])
 
     def _blocks_of(self, rows: IntArray) -> list[int]:
         numbers: list[int] = np.unique(np.searchsorted(self.job.starts, rows, side="right") - 1).tolist()
@@ -425,9 +414,8 @@ class _Run:
         self, learned: Judged, tally: Tally, shared: dict[str, Any], verdict: Verdict, stages: dict[str, float]
     ) -> ClusterAudit:
         """Collect the rows of the report."""
-        job, judge, partners = self.job, learned.auditor.judge, verdict.partners
-        counts = shared["counts"]
-        best = partners.filter(np.asarray(partners["rank"]) == 1)["replaced"].to_pylist()
+        job, judge, counts, groups = self.job, learned.auditor.judge, shared["counts"], shared["groups"]
+        new_rights, new_lefts = verdict.new_rights, verdict.new_lefts
         joint = [] if job.settings.joint or learned.source.joint or not judge.joint else [COMMON_SPACE]
         by_engine = "By `engine=ray`: the score of a pair depends on this pair and its shared items alone."
         notes = [*joint, *notes_on(judge, tally.scored, tally.flagged), *shared["notes"], by_engine]
@@ -438,17 +426,18 @@ class _Run:
             decided=job.settings.decided,
             by=job.settings.by,
             **counts,
-            suggested_right=best.count("right"),
-            suggested_left=best.count("left"),
+            suggested_right=int((new_rights.rows[:, 0] >= 0).sum()),
+            suggested_left=int((new_lefts.rows[:, 0] >= 0).sum()),
             notes=notes,
             seconds=round(sum(stages.values()), 2),
             stages={name: round(seconds, 2) for name, seconds in stages.items()},
         )
         answers = checked_answers(job.settings.checked)
-        shown, groups = verdict.worst[: 2 * SHOWN], shared["groups"]
-        some = partners.filter(np.isin(partners["row"].to_numpy(), shown))
+        some, shown = slice(2 * SHOWN), verdict.worst[: 2 * SHOWN]
+        rights, lefts = (Partners(side.rows[some], side.scores[some]) for side in (new_rights, new_lefts))
+        suggested = np.append(rights.rows[rights.rows >= 0], lefts.rows[lefts.rows >= 0])
         members = [row for side in groups for group in side for row in group["rows"]]
-        rows = np.unique([*shown.tolist(), *some["suggested_row"].to_pylist(), *members]).astype(np.int64)
+        rows = np.unique([*shown.tolist(), *suggested.tolist(), *members]).astype(np.int64)
         cells = _joined(self._each(partial(_shown, job, rows), self._blocks_of(rows)))
         return ClusterAudit(
             source=_ShownRows.of(job.data.places[0], cells),
@@ -460,8 +449,8 @@ class _Run:
             ),
             match_score=cells["match_score"] if cells else np.zeros(0, dtype=np.float32),
             suggested=np.searchsorted(rows, shown),
-            new_rights=_partners_of(some, "right", shown, rows),
-            new_lefts=_partners_of(some, "left", shown, rows),
+            new_rights=replace(rights, rows=np.where(rights.rows < 0, -1, np.searchsorted(rows, rights.rows))),
+            new_lefts=replace(lefts, rows=np.where(lefts.rows < 0, -1, np.searchsorted(rows, lefts.rows))),
             items=SharedItems(
                 rows, rows, rows, rows, np.zeros((2, len(rows)), dtype=np.int32),
                 (_groups_of(groups[0], rows), _groups_of(groups[1], rows)), 0,
@@ -475,7 +464,7 @@ class _Run:
             reason=cells["reason"].tolist() if cells else [],
             known={
                 "summary": summary, "tally": tally, "near_duplicate_pairs": shared["pairs"],
-                "suggestions": partners.drop_columns(["row", "suggested_row"]),
+                "suggestions": suggestion_table(verdict.ids, verdict.worst, new_rights, new_lefts),
             },
         )  # fmt: skip
 
@@ -487,9 +476,17 @@ class Verdict:
     below: float  # match score below which pairs are flagged
     scored: int  # number of readable rows
     typical: FloatArray  # (m,) mean standardised measures of pairs that are not flagged
-    partners: pyarrow.Table  # better partners, with row numbers
-    worst: IntArray  # rows with better partners
+    worst: IntArray  # the lowest flagged rows
     seen: npt.NDArray[np.uint16]  # reasons in the images of these
+    new_rights: Partners  # for these
+    new_lefts: Partners
+    rows: IntArray  # all rows that can be partners, ascending
+    names: npt.NDArray[np.str_]  # ids of these
+
+    def ids(self, rows: IntArray) -> list[str]:
+        """Return the ids of rows that can be partners."""
+        found: list[str] = self.names[np.searchsorted(self.rows, rows)].tolist()
+        return found
 
 
 @dataclass(eq=False)
@@ -517,14 +514,9 @@ class _ShownRows(Source):
         return self.found.get(row)
 
 
-def _partners_of(table: pyarrow.Table, side: str, shown: IntArray, rows: IntArray) -> Partners:
-    """Return the better partners of the shown rows, by their places among `rows`."""
-    found, table = Partners.none(len(shown)), table.filter(np.asarray(table["replaced"]) == side)
-    place = {row: number for number, row in enumerate(shown.tolist())}
-    for one in table.to_pylist():
-        at = place[one["row"]], one["rank"] - 1
-        found.rows[at], found.scores[at] = np.searchsorted(rows, one["suggested_row"]), one["score"]
-    return found
+def _renumbered(partners: Partners, numbers: IntArray) -> Partners:
+    """Replace the rows of partners with their new numbers."""
+    return replace(partners, rows=np.where(partners.rows < 0, -1, numbers[partners.rows]))
 
 
 def _groups_of(groups: list[dict[str, Any]], rows: IntArray) -> Groups:
@@ -608,11 +600,11 @@ def _ids(source: Source, places: IntArray, rows: IntArray) -> list[str]:
     return list(map(str, rows.tolist())) if source.names.ids is None else source.ids(places)
 
 
+@dataclass
 class _Actor:
     """Call a function in a process that keeps its GPU and its caches."""
 
-    def __init__(self, function: Callable[[Batch], Batch]) -> None:
-        self.function = function
+    function: Callable[[Batch], Batch]
 
     def __call__(self, batch: Batch) -> Batch:
         return self.function(batch)
@@ -686,7 +678,7 @@ def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
     table, start = job.store.table(f"{SCORES}/{_name(number)}"), int(job.starts[number])
     auditor, known, items = _auditor(job.work, "cpu"), _known(job.work), _items(job.work)
     status, rows = table["status"].to_pylist(), np.arange(len(table))
-    bad = np.array([word != FAULTS[READABLE] for word in status], dtype=np.bool_)
+    bad = np.asarray(status) != FAULTS[READABLE]
     measures = np.column_stack([table[name].to_numpy() for name in auditor.judge.names]).astype(np.float32)
     measures[bad] = np.nan
     inside = (items["row"].to_numpy() >= start) & (items["row"].to_numpy() < start + len(table))
@@ -709,6 +701,7 @@ def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
     checked = {row: float(answers[name]) for row, name in enumerate(ids) if name in answers and not bad[row]}
     score[list(checked)] = list(checked.values())
     here = np.flatnonzero((verdict.worst >= start) & (verdict.worst < start + len(table)))
+    rights, lefts = (Partners(side.rows[here], side.scores[here]) for side in (verdict.new_rights, verdict.new_lefts))
     seen[verdict.worst[here] - start] |= verdict.seen[here]
     texts = {name: Texts.of(table[name].to_pylist()) for name in ("image", "caption") if name in table.column_names}
     names = RowIds(as_texts(ids), None, {row: status[row] for row in np.flatnonzero(bad).tolist()})
@@ -718,27 +711,26 @@ def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
         scan=Scan(measures, np.where(bad, BAD_IN_TABLE, READABLE).astype(np.uint8)),
         scores=MatchScores(score.astype(np.float64), rows[:0], score[:0], checked),
         match_score=score,
-        suggested=rows[:0], new_rights=Partners.none(0), new_lefts=Partners.none(0),
+        suggested=verdict.worst[here] - start, new_rights=rights, new_lefts=lefts,
         items=SharedItems(own[0], own[1], first, rows, unlike, (Groups.none(), Groups.none()), 0),
         similar=SimilarPairs(),
         seen=seen,
         threshold=verdict.below,
-        start=start, wordless=wordless, origin=table["source"], typical=verdict.typical, partners=verdict.partners,
+        start=start, wordless=wordless, origin=table["source"], verdict=verdict,
     )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFindings(Findings):
-    """Findings about the rows of a block; see `Verdict`."""
+    """Findings about the rows of a block."""
 
     start: int  # number of the first row in the whole
     wordless: npt.NDArray[np.bool_]  # (n,) whether captions say nothing about an image
     origin: pyarrow.ChunkedArray  # the block of each row, or its value of the column `by`
-    typical: FloatArray
-    partners: pyarrow.Table
+    verdict: Verdict
 
     def __post_init__(self) -> None:
-        vars(self)["_typical"] = self.typical  # in the place of a cached property
+        vars(self)["_typical"] = self.verdict.typical  # in the place of a cached property
         vars(self)["_origins"] = self.origin.combine_chunks().dictionary_encode()
 
     def _piece(self, start: int, stop: int) -> pyarrow.Table:
@@ -747,22 +739,15 @@ class BlockFindings(Findings):
             table = table.append_column(name, pyarrow.array(own[start:stop]))
         return table
 
-    def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
-        side = "right" if partners is self.new_rights else "left"
-        found = self.partners
-        best = found.filter(compute.and_(compute.equal(found["rank"], 1), compute.equal(found["replaced"], side)))
-        at = best["row"].to_numpy() - self.start - start
-        here = np.flatnonzero((at >= 0) & (at < stop - start))
-        ids, scores = np.full(stop - start, None), np.full(stop - start, np.nan, dtype=np.float32)
-        ids[at[here]] = np.array(best["suggested_id"].to_pylist(), dtype=object)[here]
-        scores[at[here]] = best["score"].to_numpy()[here]
-        return pyarrow.array(ids, pyarrow.string()), pyarrow.array(scores, mask=np.isnan(scores))
+    def _partner_ids(self, rows: IntArray) -> list[str]:
+        return self.verdict.ids(rows)
 
 
 def _lowest(job: Job, batch: Batch) -> Batch:
     """Return the lowest match scores of a block and, as negative rows, the counts of its bins."""
     number = int(batch["number"][0])
-    undecided = Verdict(0.0, 0, np.zeros(0), pyarrow.table({}), np.zeros(0, np.int64), np.zeros(0, np.uint16))
+    none, nothing = Partners.none(0), np.zeros(0, dtype=np.int64)
+    undecided = Verdict(0.0, 0, np.zeros(0), nothing, np.zeros(0, np.uint16), none, none, nothing, np.zeros(0, np.str_))
     score = _found(job, number, undecided).match_score
     row = job.starts[number] + np.flatnonzero(~np.isnan(score))
     score = score[~np.isnan(score)]
@@ -869,7 +854,14 @@ class _Scattered:
         return len(self.rows), _known(self.job.work).some[self.side].units.shape[1]
 
     def read(self, rows: slice | IntArray) -> FloatArray:
-        return gather(self.job.open, self.job.starts, self.rows[rows])[self.side]
+        wanted, found = self.rows[rows], np.empty((len(self.rows[rows]), self.shape[1]), dtype=np.float32)
+        numbers = np.searchsorted(self.job.starts, wanted, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            here = numbers == number
+            with self.job.open(number) as block:
+                side = (block.source.left, block.source.right)[self.side]
+                found[here] = side.gather(block.start + wanted[here] - self.job.starts[number])
+        return found
 
 
 def _finish(job: Job, verdict: Verdict, batch: Batch) -> Batch:
@@ -886,15 +878,13 @@ def _name(number: int) -> str:
     return f"{number:06d}.parquet"
 
 
-def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return values.astype(np.str_) if values.dtype == object else values
-
-
-def _joined(batches: Iterator[Batch]) -> Batch:
+def _joined(batches: Iterator[Batch], by: str = "row") -> Batch:
     """Join batches, sorted by row number; nothing without any."""
     found = list(batches)
-    together = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]} if found else {}
-    order = together["row"].argsort() if found else None
+    if not found:
+        return {}
+    together = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
+    order = together[by].argsort()
     return {name: values[order] for name, values in together.items()}
 
 

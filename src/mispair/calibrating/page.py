@@ -10,7 +10,7 @@ import jinja2
 import numpy as np
 
 from mispair.auditing.report import charts
-from mispair.auditing.report.render import count, pairs
+from mispair.auditing.report.page import count, pairs
 from mispair.calibrating.cuts import Cut, Ranked
 from mispair.calibrating.evidence import View
 from mispair.support.formatting import percent

@@ -32,18 +32,11 @@ T = TypeVar("T")
 
 
 class Team:
-    """Ranks with a common batch.
-
-    Attributes:
-        rank: Place of this process in the team.
-        size: Ranks of the team.
-        first: Rank of the first process of the team, among all processes.
-        count: Size of the batch, while this rank works on its part; else 0.
-    """
+    """Ranks with a common batch. `first` is the rank of its first process among all processes."""
 
     def __init__(self, rank: int = 0, size: int = 1, first: int = 0, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.size, self.first, self._group = rank, size, first, group
-        self.count = 0
+        self.count = 0  # size of the batch, while this rank works on its part
 
     @property
     def alone(self) -> bool:
@@ -173,13 +166,7 @@ class _Total(torch.autograd.Function):
 
 
 class Ranks:
-    """All processes of a training.
-
-    Attributes:
-        rank: This process, from 0; the first one reads and writes the run folder.
-        size: How many there are.
-        world: All of them as one team.
-    """
+    """All processes of a training, also as one team, `world`; the first reads and writes the run folder."""
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
@@ -306,11 +293,9 @@ def connect(device: str = "auto") -> Iterator[Ranks]:
         return
     missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise ConflictError(
-            f"{size}, with RANK, but without {' and '.join(missing)}",
-            where="WORLD_SIZE",
-            advice="Start the ranks with torchrun, or unset WORLD_SIZE to train in this process alone.",
-        )
+        what = f"{size}, with RANK, but without {' and '.join(missing)}"
+        advice = "Start the ranks with torchrun, or unset WORLD_SIZE to train in this process alone."
+        raise ConflictError(what, where="WORLD_SIZE", advice=advice)
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         if device not in ("auto", "cuda"):

@@ -1,9 +1,8 @@
 """Files and folders at URLs, by fsspec: fetched once into a folder of this machine, or written from there.
 
-A file is fetched in ranges, each checked against the length that was asked for, so that a connection that ends early is
-never taken for a short file. After time-outs, broken connections and answers of busy servers it is tried again, with
-longer and longer pauses. A fetch that was stopped goes on behind its last whole range. A folder of an object store is
-all files whose names begin with its own.
+A file is fetched in ranges. The length of each is checked, so a connection that ends early never makes a short file.
+Time-outs, broken connections and busy servers are tried again, after longer and longer pauses. A stopped fetch resumes
+behind its last whole range. A folder of an object store is all files whose names begin with its own.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ State = tuple[int, str]  # size of a file, and a text that changes when its cont
 
 
 def url_of(path: Path) -> str | None:
-    """The URL that a path was made of, which leaves out one of its slashes; None for paths of this machine.
+    """Return the URL of a path, with the slash that `Path` leaves out; None for paths of this machine.
 
     >>> url_of(Path("https://host/left.npy"))
     'https://host/left.npy'
@@ -62,7 +61,7 @@ def url_of(path: Path) -> str | None:
 
 
 def fetch(url: str, folder: Path) -> Path:
-    """The copy of a file or a folder, FOLDER/VERSION/NAME, fetched now if it is not there or not the same any more.
+    """Return the copy FOLDER/VERSION/NAME of a file or a folder; fetch it if it is missing or has changed.
 
     Raises:
         DataError: It cannot be fetched.
@@ -106,13 +105,13 @@ def fetch(url: str, folder: Path) -> Path:
 
 
 def version_of(url: str, states: Mapping[str, State]) -> str:
-    """A hash of the states of all files at a URL."""
+    """Return a hash of the states of all files at a URL."""
     # Without the query: it may be a signature that is another one each time.
     return short_hash(json.dumps([url.partition("?")[0], sorted(states.items())]))
 
 
 def name_of(url: str) -> str:
-    """The last part of a URL.
+    """Return the last part of a URL.
 
     >>> name_of("s3://bucket/a/left.npy"), name_of("s3://bucket")
     ('left.npy', 'bucket')
@@ -121,18 +120,15 @@ def name_of(url: str) -> str:
 
 
 def find_copy(url: str, version: str, folder: Path) -> Path:
-    """The copy that `fetch` has made, with nothing fetched.
+    """Return the copy that `fetch` has made.
 
     Raises:
-        DataError: It is not there any more.
+        NotFoundError: The copy was deleted.
     """
     path = folder / version / name_of(url)
     if not re.fullmatch("[0-9a-f]{16}", version) or not path.exists():
-        raise NotFoundError(
-            f"its copy is no longer in {folder}",
-            where=url,
-            advice="Set MISPAIR_CACHE to the cache that has it, or repeat the command that fetched it.",
-        )
+        advice = "Set MISPAIR_CACHE to the cache that has it, or repeat the command that fetched it."
+        raise NotFoundError(f"its copy is no longer in {folder}", where=url, advice=advice)
     return path
 
 
@@ -141,9 +137,9 @@ def _changed(url: str) -> ChangedError:
 
 
 class Store:
-    """A folder or a file at a URL, or of this machine; files have names in it, the file itself an empty one.
+    """A folder or a file at a URL, or of this machine; the name of the file itself is empty.
 
-    All methods raise a DataError for what fails and cannot be mended by another attempt.
+    All methods raise a DataError after the last attempt.
     """
 
     def __init__(self, url: str) -> None:
@@ -152,7 +148,7 @@ class Store:
         self._system, self._path = _file_system(self.url)
 
     def files(self) -> dict[str, State]:
-        """The states of all files by name; empty if there is nothing."""
+        """Return the states of all files by name; empty if there are none."""
 
         def find() -> dict[str, dict[str, Any]]:
             info = self._info("")
@@ -174,21 +170,25 @@ class Store:
         return found
 
     def copy_to(self, file: IO[bytes], name: str, size: int) -> None:
-        """Append to a file what it does not have yet of one of this size."""
+        """Append the missing rest of a file of this size."""
         for start in range(file.tell(), size, RANGE):
             file.write(self._range(name, start, min(start + RANGE, size), size))
             file.flush()
 
     def get(self, name: str, path: Path) -> None:
-        """Fetch a file to a path, which is there when the file is whole."""
-        state = self._state(name)
+        """Fetch a file; the path exists once the file is whole."""
+
+        def state() -> State:
+            return _state(self._try(name, lambda: self._info(name)))
+
+        before = state()
         with replacing(path) as file:
-            self.copy_to(file, name, state[0])
-            if self._state(name) != state:
+            self.copy_to(file, name, before[0])
+            if state() != before:
                 raise _changed(f"{self.url}/{name}")
 
     def read(self, name: str) -> bytes:
-        """The content of a file."""
+        """Return the content of a file."""
         with TemporaryDirectory() as folder:
             self.get(name, Path(folder, "found"))
             return Path(folder, "found").read_bytes()
@@ -200,7 +200,7 @@ class Store:
             self.put(Path(folder, "made"), name)
 
     def table(self, name: str, columns: list[str] | None = None) -> pyarrow.Table:
-        """A parquet file, or some of its columns."""
+        """Read a parquet file, or some of its columns."""
         import pyarrow.parquet
 
         return pyarrow.parquet.read_table(pyarrow.BufferReader(self.read(name)), columns=columns)
@@ -218,7 +218,7 @@ class Store:
         return self._try(name, lambda: self._system.open(self._at(name), "rb"))
 
     def put(self, path: Path, name: str) -> None:
-        """Write a file, which is there when it is whole."""
+        """Write a file; it appears when it is whole."""
         try:
             self._try(name, lambda: self._write(path, name))
         except NotFoundError:
@@ -236,9 +236,6 @@ class Store:
         self._system.invalidate_cache()
         found: dict[str, Any] = self._system.info(self._at(name))
         return found
-
-    def _state(self, name: str) -> State:
-        return _state(self._try(name, lambda: self._info(name)))
 
     def _range(self, name: str, start: int, stop: int, size: int) -> bytes:
         def read() -> bytes:
@@ -268,7 +265,7 @@ class Store:
             raise OSError("the file is shorter than what was written")
 
     def _try(self, name: str, action: Callable[[], Result]) -> Result:
-        """The result of an action, which is tried again where that may help."""
+        """Return the result of an action; try again where that may help."""
         url = f"{self.url}/{name}" if name else self.url
         for attempt in range(ATTEMPTS):
             time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
@@ -283,10 +280,10 @@ class Store:
         raise DataError(what, where=url, advice="Run the same command again to resume.")
 
     def _final(self, error: Exception, url: str) -> MispairError | None:
-        """What an error means that another attempt would not mend; None where it may help."""
+        """Translate an error; None where another attempt may help."""
         answers = (getattr(cause, "status", None) for cause in (error, error.__cause__))
         status = next((answer for answer in answers if isinstance(answer, int)), None)
-        # fsspec says of a web server that is busy or does not answer, too, that there is no file.
+        # fsspec raises FileNotFoundError for web servers that are busy or do not answer, too.
         is_silent = self._is_http and error.__cause__ is not None and status is None
         if status in _BUSY or (isinstance(error, FileNotFoundError) and is_silent):
             return None
@@ -306,13 +303,13 @@ class Store:
 
 
 def _file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL, and the path in it."""
+    """Return the file system of a URL, and the path in it."""
     options: dict[str, Any] = {}
     try:
         from fsspec.core import url_to_fs
 
         if url.startswith("s3:"):
-            # The same time-outs as of web servers. It is tried again here, not there as well.
+            # The same time-outs as for web servers; `_try` repeats, so the package does not.
             config = {"connect_timeout": TIMEOUT, "read_timeout": TIMEOUT, "retries": {"total_max_attempts": 1}}
             options = {"config_kwargs": config, "max_concurrency": 2}
         elif url.startswith("http"):
@@ -331,6 +328,6 @@ def _file_system(url: str) -> tuple[Any, str]:
 
 
 def _state(info: Mapping[str, Any]) -> State:
-    """Of what a file system says about a file."""
+    """Extract size and version from the entry of a file system."""
     names = ("ETag", "etag", "blob_id", "LastModified", "Last-Modified", "mtime", "created")
     return int(info["size"]), str(next((info[name] for name in names if info.get(name)), ""))

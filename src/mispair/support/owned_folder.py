@@ -31,21 +31,13 @@ _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # see `files.replacing`
 
 @dataclass(frozen=True)
 class FolderKind:
-    """What a kind of folder consists of.
+    """A kind of folder, by patterns of its files; another request deletes all of them."""
 
-    Attributes:
-        what: Name in messages, such as "an audit".
-        mark: File name of the mark.
-        files: Patterns of its files. A finished folder has at least one file of each. Another request deletes all.
-        optional: Patterns of files that a finished folder may lack.
-        says_place: Write the place of the folder into the mark, because the request names other places.
-    """
-
-    what: str
-    mark: str
-    files: Sequence[str]
+    what: str  # name in messages, such as "an audit"
+    mark: str  # file name of the mark
+    files: Sequence[str]  # a finished folder has at least one file of each pattern
     optional: Sequence[str] = ()
-    says_place: bool = False
+    says_place: bool = False  # whether the mark has the place of the folder, because the request names other places
 
     def files_in(self, path: Path) -> list[Path]:
         """Its files in a folder."""
@@ -54,20 +46,12 @@ class FolderKind:
 
 @dataclass(frozen=True)
 class Mark:
-    """The content of the mark.
+    """The content of the mark."""
 
-    Attributes:
-        request: What the content depends on, by names that a user knows. Errors show both values of a text, a number
-            or a boolean that changed; of a list or a table they say only that it changed.
-        finished: Whether all files were written.
-        files: SHA-256 of each file of a finished folder.
-        place: Where the folder was when the mark was written; empty if the mark does not say it.
-    """
-
-    request: Mapping[str, Json]
-    finished: bool
-    files: Mapping[str, str] = field(default_factory=dict)
-    place: str = ""
+    request: Mapping[str, Json]  # everything that the content depends on, by names that a user knows; see `changes`
+    finished: bool  # whether all files were written
+    files: Mapping[str, str] = field(default_factory=dict)  # SHA-256 of each file of a finished folder
+    place: str = ""  # of the folder when the mark was written, if its kind says it
 
 
 def read_mark(path: Path, kind: FolderKind) -> Mark | None:
@@ -81,11 +65,7 @@ def read_mark(path: Path, kind: FolderKind) -> Mark | None:
 
 
 def check_unchanged(path: Path, kind: FolderKind, names: Iterable[str]) -> None:
-    """Compare files of a finished folder with the hashes in its mark; files that the mark does not know pass.
-
-    Raises:
-        DamagedError: A file is gone, unreadable or changed.
-    """
+    """Raise if files of a finished folder differ from the hashes in its mark; files without a hash pass."""
     mark = read_mark(path, kind)
     for name, found in damages(path, {} if mark is None else mark.files, names):
         advice = f"Copy it again if you can, or make {kind.what} anew with `overwrite`"
@@ -93,7 +73,7 @@ def check_unchanged(path: Path, kind: FolderKind, names: Iterable[str]) -> None:
 
 
 def damages(path: Path, written: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Files of a folder that are not as their hashes in `written` say, and what was found instead."""
+    """Yield files that differ from their hashes in `written`, and the problem."""
     for name in names:
         try:
             if name in written and sha256_of(path / name) != written[name]:
@@ -103,7 +83,7 @@ def damages(path: Path, written: Mapping[str, str], names: Iterable[str]) -> Ite
 
 
 class OwnedFolder:
-    """A folder that is this process's alone inside a `with` block.
+    """A folder that belongs to this process inside a `with` block.
 
         with OwnedFolder(out, AUDIT, request) as folder:
             if not folder.finished:
@@ -111,13 +91,8 @@ class OwnedFolder:
                 ...  # write files to folder.path, and intermediate results to folder.work
                 folder.finish()
 
-    Entering changes no content; it deletes only temporary files of killed processes.
-
-    Args:
-        path: The folder; it need not exist.
-        kind: What it consists of.
-        request: What its content depends on; see `Mark`.
-        overwrite: `begin` may replace the answer to another request.
+    Entering changes no content; it deletes only temporary files of killed processes. The folder need not exist. With
+    `overwrite`, `begin` may replace the answer to another request.
 
     Raises:
         ExistsError: On entering: the folder holds something else.
@@ -233,7 +208,7 @@ class OwnedFolder:
             file.unlink()
 
     def _delete_leftovers(self) -> None:
-        """Delete what killed processes left: no other process writes here while we have the lock."""
+        """Delete leftovers of killed processes: no other process writes here while we have the lock."""
         mark = read_mark(self.path, self.kind)
         if mark is not None and mark.finished:
             shutil.rmtree(self.work, ignore_errors=True)
@@ -258,23 +233,19 @@ def changes(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
     >>> changes({"joint": False, "the source": ["a", "61d0"]}, {"joint": True, "the source": ["a", "f3b7"]})
     '`joint` was False, now True; the source changed since'
     """
-    different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return "; ".join(_change(name, old.get(name), new.get(name)) for name in different)
-
-
-def _change(name: str, old: Json, new: Json) -> str:
-    name = f"`{name}`" if name.isidentifier() else name
-    if isinstance(old, list | dict) or isinstance(new, list | dict):
-        return f"{name} changed since"
-    return f"{name} was {old}, now {new}"
+    found = []
+    for name in {**old, **new}:
+        before, now = old.get(name), new.get(name)
+        shown = f"`{name}`" if name.isidentifier() else name
+        if isinstance(before, list | dict) or isinstance(now, list | dict):
+            found += [f"{shown} changed since"] * (before != now)
+        elif before != now:
+            found.append(f"{shown} was {before}, now {now}")
+    return "; ".join(found)
 
 
 def acquire(lock: filelock.BaseFileLock, folder: Path | str) -> None:
-    """Take the lock of a folder, or of one at a URL.
-
-    Raises:
-        InUseError: Another process has it.
-    """
+    """Take the lock of a folder, or of one at a URL; raise InUseError if another process has it."""
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -284,14 +255,7 @@ def acquire(lock: filelock.BaseFileLock, folder: Path | str) -> None:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Fill a new folder that replaces `path` if the block succeeds and is deleted if it fails.
-
-    Deletes what killed processes left beside `path` first.
-
-    Raises:
-        InUseError: Another process writes this folder.
-        WriteError: It cannot be written.
-    """
+    """Fill a new folder that replaces `path` if the block succeeds; first delete leftovers of killed processes."""
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked_beside(path):
@@ -308,7 +272,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def delete_beside(path: Path) -> None:
-    """Delete what a killed `replacing_folder` left beside a whole folder, unless another process writes it now."""
+    """Delete leftovers of a killed `replacing_folder`, unless another process writes the folder now."""
     if _leftovers(path) or _lock_beside(path).exists():
         with contextlib.suppress(DataError, OSError), _locked_beside(path):
             pass
@@ -316,7 +280,7 @@ def delete_beside(path: Path) -> None:
 
 @contextmanager
 def _locked_beside(path: Path) -> Iterator[None]:
-    """Keep other processes from writing a folder; delete what killed ones left."""
+    """Keep other processes from writing a folder; delete leftovers of killed ones."""
     lock = filelock.FileLock(_lock_beside(path))
     acquire(lock, path)
     try:

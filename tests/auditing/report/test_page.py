@@ -14,8 +14,7 @@ import mispair
 from audit_cases import Case, make_case
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.report import page
-from mispair.auditing.report.page import make_page
-from mispair.auditing.report.render import render
+from mispair.auditing.report.page import make_page, render
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.tally import score_range

@@ -18,8 +18,7 @@ from html_reader import Reader
 from mispair.auditing.cuts import Part
 from mispair.auditing.findings import AuditSummary, NoiseEstimate
 from mispair.auditing.report import charts
-from mispair.auditing.report.page import Flagged, Item, NearDuplicates, Page, Partner
-from mispair.auditing.report.render import render
+from mispair.auditing.report.page import Flagged, Item, NearDuplicates, Page, Partner, render
 from mispair.auditing.tally import MeasureSummary
 from mispair.support.thumbnails import MOST_BYTES, thumbnail
 

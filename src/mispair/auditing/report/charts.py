@@ -1,7 +1,4 @@
-"""The charts of the report as coordinates, which the template turns into SVG.
-
-(0, 0) is the upper left corner of a plot; the numbers at its axes stand outside.
-"""
+"""The charts of the report as coordinates, which start in the upper left corner. The template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bin of the histogram: the mismatched pairs below, the matched ones on top of them."""
+    """A bin of the histogram: mismatched pairs below, matched ones on top."""
 
     low: float
     high: float
@@ -61,7 +58,7 @@ class Curves:
 def histogram(
     pairs: Sequence[int], expected_matched: Sequence[float], lowest: float = 0, highest: float = 1
 ) -> Histogram:
-    """Pairs by score, equal bins from `lowest` to `highest`, and how many of each bin are expected to match."""
+    """Draw pairs by score, in equal bins, and the expected number of matched ones."""
     axes, bins, bars = _axes(lowest, highest, max(pairs)), len(pairs), []
     step = (highest - lowest) / bins
     gap = min(1.0, WIDTH / bins / 8)
@@ -90,7 +87,7 @@ def _outline(numbers: Sequence[float], axes: Axes) -> str:
 
 
 def _axes(low: float, high: float, most: float) -> Axes:
-    """Axes from `low` to `high`, and from 0 to the first round number that is not below `most`."""
+    """Make axes from `low` to `high`, and from 0 to a round number above `most`."""
     step = max(1.0, round_step(most / 5))
     steps = math.ceil(most / step - 1e-9)
     top = steps * step
@@ -102,7 +99,7 @@ def _axes(low: float, high: float, most: float) -> Axes:
 
 
 def round_step(least: float) -> float:
-    """The first of ..., 0.5, 1, 2, 5, 10, 20, ... that is not below `least`.
+    """Return the first of ..., 0.5, 1, 2, 5, 10, 20, ... from `least` on.
 
     >>> round_step(1750), round_step(0.2), round_step(7)
     (2000.0, 0.2, 10.0)

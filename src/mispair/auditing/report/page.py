@@ -1,4 +1,4 @@
-"""The content of the report as plain values."""
+"""The report of an audit: its content as plain values, and as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -6,17 +6,28 @@ import platform
 import sys
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from functools import cache
 
 import numpy as np
 import torch
+from jinja2 import Template
 
 import mispair
-from mispair.auditing.findings import AuditSummary, Findings
+from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary, Findings
+from mispair.auditing.report import charts
+from mispair.auditing.scoring.measures import MEANINGS
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.tally import BINS, score_range
 from mispair.pairs.pairs import IntArray
-from mispair.support.formatting import listed, plain
+from mispair.support.formatting import listed, percent, plain
+from mispair.support.html import template
 from mispair.support.thumbnails import thumbnail
+
+WORST, GROUPS, MEMBERS = 24, 8, 4  # shown
+MAX_IMAGES = 200
+_LONGEST_TEXT = 3000  # characters of a caption, so that the page stays small
+# How well a measure separates matched from mismatched pairs: its AUROC, and the word for it.
+_VERDICTS = ((0.95, "very well"), (0.85, "well"), (0.7, "fairly"), (0.55, "a little"), (0.0, "hardly at all"))
 
 
 @dataclass(frozen=True)
@@ -81,17 +92,13 @@ class Page:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-WORST, GROUPS, MEMBERS = 24, 8, 4  # shown
-MAX_IMAGES = 200
-
-
 def make_page(audit: Findings) -> Page:
-    """Looks up everything that the report shows."""
+    """Collect the content of the report."""
     lookup, judge, summary, tally = RowLookup(audit), audit.judge, audit.summary, audit.tally
     lowest, highest = score_range(judge)
     shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
     scale = summary.noise_rate * tally.scored / max(1, len(judge.null))
-    worst = _worst(audit)
+    checked = np.isin(audit.suggested, list(audit.checked))  # these come last
     return Page(
         name=audit.source.name,
         summary=summary,
@@ -101,7 +108,7 @@ def make_page(audit: Findings) -> Page:
         shuffled=(scale * shuffled).tolist(),
         lowest=lowest,
         highest=highest,
-        worst=[lookup.flagged(place) for place in worst],
+        worst=[lookup.flagged(place) for place in checked.argsort(kind="stable")[:WORST].tolist()],
         near_duplicates=[
             group
             for side, groups in enumerate(audit.near_duplicates)
@@ -121,24 +128,17 @@ def make_page(audit: Findings) -> Page:
     )  # fmt: skip
 
 
-def _worst(audit: Findings) -> list[int]:
-    """Places of the worst pairs; those that a person has checked come last."""
-    checked = np.isin(audit.suggested, list(audit.checked))
-    places: list[int] = checked.argsort(kind="stable")[:WORST].tolist()
-    return places
-
-
 def _count_images(count: int) -> str:
     return f"{count:,} image{'s' * (count != 1)}"
 
 
 class RowLookup:
-    """Looks up captions and thumbnails of rows; only so many thumbnails that the page stays small."""
+    """Look up captions and thumbnails of rows, at most `MAX_IMAGES` of them."""
 
     def __init__(self, audit: Findings) -> None:
         self.audit, self.source = audit, audit.source
         self._left = MAX_IMAGES
-        self.unreadable = 0  # images of those that were to be shown
+        self.unreadable = 0  # images
         self.not_found: set[str] = set()  # names of images
         self._thumbnails: dict[Hashable, str] = {}
 
@@ -155,7 +155,7 @@ class RowLookup:
         return self._thumbnails[key]
 
     def notes(self) -> list[str]:
-        """What is missing on the page; complete when everything was looked up."""
+        """Return notes on missing images, after all look-ups."""
         notes = []
         if self.unreadable:
             notes.append(f"{_count_images(self.unreadable)} could not be shown: their files cannot be read.")
@@ -165,7 +165,7 @@ class RowLookup:
         return notes
 
     def left(self, row: int) -> Item:
-        """The image; without one, its name."""
+        """Return the left item: an image, or its name."""
         if self.source.image_names is None:
             return Item(name=self.source.ids([row])[0])
         if not self.source.image_is_there(row):
@@ -176,7 +176,7 @@ class RowLookup:
         return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])
 
     def flagged(self, place: int) -> Flagged:
-        """One of the pairs for which better partners were searched."""
+        """Return one of `Findings.suggested`, by its place."""
         audit, row = self.audit, int(self.audit.suggested[place])
         return Flagged(
             id=self.source.ids([row])[0],
@@ -189,9 +189,7 @@ class RowLookup:
         )
 
     def _partners(self, partners: Partners, place: int, *, left: bool) -> tuple[Partner, ...]:
-        found = [
-            (int(row), float(score)) for row, score in zip(partners.rows[place], partners.scores[place], strict=True)
-        ]
+        found = zip(partners.rows[place].tolist(), partners.scores[place].tolist(), strict=True)
         show = self.left if left else self.right
         return tuple(Partner(self.source.ids([row])[0], show(row), score) for row, score in found if row >= 0)
 
@@ -206,3 +204,109 @@ class RowLookup:
             )
             for group in groups
         ]
+
+
+def render(page: Page) -> str:
+    """Render the page as HTML, without scripts and external files."""
+    summary, (left, right) = page.summary, _nouns(page)
+    has_curves = sum(page.observed) > 0 and page.highest > page.lowest
+    return _template().render(
+        page=page,
+        summary=summary,
+        meanings=MEANINGS,
+        headline=_headline(summary),
+        rate=summary.rates[0] if summary.scored else "–",
+        interval="{1} to {2}".format(*summary.rates) if summary.scored else "",
+        share_flagged=percent(summary.flagged / summary.scored) if summary.scored else "",
+        unread=max(sum(summary.unreadable.values()), summary.pairs - summary.scored),
+        left=left,
+        right=right,
+        histogram=charts.histogram(page.histogram, page.expected_matched) if sum(page.histogram) else None,
+        curves=charts.curves(page.observed, page.shuffled, page.lowest, page.highest) if has_curves else None,
+        width=charts.WIDTH,
+        height=charts.HEIGHT,
+        ceiling=_ceiling(summary),
+        percent=percent,
+        verdict=lambda separation: _verdict(separation, _ceiling(summary)),
+    )
+
+
+@cache
+def _template() -> Template:
+    return template("audit.html", count=count, pairs=pairs, score=_score, ending=_ending)
+
+
+def count(number: float) -> str:
+    """A number with separators.
+
+    >>> count(10000000)
+    '10,000,000'
+    """
+    return f"{number:,.0f}"
+
+
+def pairs(number: int) -> str:
+    """A number of pairs.
+
+    >>> pairs(1), pairs(7000)
+    ('1 pair', '7,000 pairs')
+    """
+    return f"{number:,} pair{'s' * (number != 1)}"
+
+
+def _score(score: float) -> str:
+    """A match score; a probability is never written as 0 or as 1.
+
+    >>> _score(0.0004), _score(0.5), _score(0.9996)
+    ('<0.01', '0.50', '>0.99')
+    """
+    return "<0.01" if score < 0.005 else ">0.99" if score >= 0.995 else f"{score:.2f}"
+
+
+def _ending(text: str) -> str:
+    """Return the text, cut after `_LONGEST_TEXT` characters."""
+    text = text.strip()
+    more = len(text) - _LONGEST_TEXT
+    return text if more <= 0 else f"{text[:_LONGEST_TEXT]} … ({more:,} more characters)"
+
+
+def _headline(summary: AuditSummary) -> str:
+    """The result in one sentence."""
+    if not summary.scored:
+        return f"None of the {pairs(summary.pairs)} could be scored." if summary.pairs else "There are no pairs."
+    if summary.scored == 1:
+        which = "pair that could be scored" if summary.pairs > 1 else "pair"
+        return f"The only {which} is {'' if summary.flagged else 'not '}flagged."
+    _, low, high = summary.rates
+    if summary.nothing_in_common:
+        return f"{NOTHING_IN_COMMON} ({low} to {high} of the pairs)."
+    return summary.decided.sentence if summary.decided else summary.rate_sentence
+
+
+def _nouns(page: Page) -> tuple[str, str]:
+    """The nouns for the items of either side."""
+    lefts, rights = ([pair.left for pair in page.worst], [pair.right for pair in page.worst])
+    for group in page.near_duplicates:
+        (lefts if group.side == "left" else rights).extend(group.items)
+    left, right = _kind(lefts), _kind(rights)
+    if left != right:
+        return left, right
+    noun = "text" if left == "caption" else left
+    return f"left {noun}", f"right {noun}"
+
+
+def _kind(items: list[Item]) -> str:
+    if any(item.image for item in items):
+        return "image"
+    return "caption" if any(item.text for item in items) else "item"
+
+
+def _ceiling(summary: AuditSummary) -> float:
+    """Return the largest possible separation: mismatched pairs are like shuffled ones."""
+    return 1 - 0.5 * min(1.0, max(0.0, summary.noise_rate)) if summary.scored else 1.0
+
+
+def _verdict(separation: float, ceiling: float) -> str:
+    """Return the separation of a measure in words, relative to the largest possible one."""
+    value = 0.5 + 0.5 * (separation - 0.5) / max(ceiling - 0.5, 0.01)
+    return next((word for least, word in _VERDICTS if value >= least), _VERDICTS[-1][1])

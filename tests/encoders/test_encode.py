@@ -73,9 +73,6 @@ class Rows(ImageFiles):
     def _check_images(self) -> None:
         pass
 
-    def owns(self, name: str) -> bool:
-        raise NotImplementedError
-
     def size(self, edits: Edits) -> int:
         raise NotImplementedError
 

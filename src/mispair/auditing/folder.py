@@ -44,8 +44,7 @@ from mispair.auditing.request import Request, local_place, read_audit_mark
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
 from mispair.errors import ConflictError, DataError, ExistsError, MispairError, NotFoundError, ShapeError
-from mispair.pairs.layouts.arrays import is_array_file
-from mispair.pairs.layouts.copies import check_copy, check_place, is_copied, read_edits, write_copy
+from mispair.pairs.layouts.copies import check_copy, is_copied, read_edits, write_copy
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.remote import Store, url_of, version_of
@@ -121,7 +120,7 @@ def audit_path(
                 check_as_encoded(data.source)
             source = _encoded(data, raw, settings, console)
             for place in copies.values():
-                check_copy(source, place, overwrite)
+                check_copy(source.folder, source.files, place, overwrite)
             check(source, settings)
             pick_device(settings.device)
 
@@ -319,9 +318,9 @@ def _check_copies(
             advice = f"Give another `{kind}`, or `overwrite` to replace the copy in it."
             raise ExistsError("the folder is not empty", where=place, advice=advice)
         if raw is not None:
-            check_copy(raw, place, overwrite)
+            check_copy(raw.folder, raw.files, place, overwrite)
         elif data.source is not None and data.is_run:
-            check_place(is_array_file, data.source, (data.source,), place, overwrite)
+            check_copy(data.source, (data.source,), place, overwrite)
 
 
 def read_checked(path: Path) -> dict[str, bool]:

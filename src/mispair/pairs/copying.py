@@ -58,13 +58,7 @@ class TableCopies:
             return bool(kind.get_field_index("bytes") >= 0)
         return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
 
-    def owns(self, name: str) -> bool:
-        return any(name == self.place(part) for part in self.table.parts)
-
-    def size(self, edits: Edits) -> int:
-        return int(sum(path.stat().st_size for path in self.table.files) * edits.keep.mean())
-
-    def place(self, part: TablePart) -> str:
+    def _place(self, part: TablePart) -> str:
         """The name of the copy of a part."""
         if not part.is_file:
             return IN_MEMORY
@@ -75,7 +69,7 @@ class TableCopies:
         for part in self.table.parts:
             stop = start + len(part)
             if edits.keep[start:stop].any():
-                with replacing(out / self.place(part)) as file:
+                with replacing(out / self._place(part)) as file:
                     batches = self._edited(part, start, edits)
                     if part.format is None:
                         _write_parquet(part, batches, file)

@@ -14,7 +14,6 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -27,7 +26,7 @@ from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
 from mispair.pairs.copying import TableCopies, copy_files, write_vectors
 from mispair.pairs.edits import Edits, LookUp
-from mispair.pairs.origin import BASIS, MARK, Origin
+from mispair.pairs.origin import Origin
 from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds, Texts
@@ -45,7 +44,6 @@ NetworkScore = Callable[[IntArray, IntArray], FloatArray]
 Rows = Sequence[int] | IntArray | None  # numbers of rows; None for all
 Hashes = npt.NDArray[np.uint64]
 SPLIT = "split"  # column of a table
-ARRAYS = re.compile(r"(left|right)(_\d+)?\.npy")  # a number for each view, where there are several
 OWN_TABLE = "ids.csv"  # where the data has none
 ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
@@ -333,14 +331,9 @@ class Source:
         names = dict(zip(rows.tolist(), self.image_texts(rows), strict=True))
         return self._with(image_names=lambda some: [names[row] for row in some.tolist()]).image
 
-    def owns(self, name: str) -> bool:
-        """Whether a copy may contain a file of this name, relative to its folder."""
-        copies = self._table_copies()
-        return ARRAYS.fullmatch(name) is not None or (name == OWN_TABLE if copies is None else copies.owns(name))
-
     def size(self, edits: Edits) -> int:
         """About how many bytes a copy takes."""
-        return len(edits.rows) * sum(side.width * side.dtype.itemsize for side in (self.left, self.right))
+        return int(sum(path.stat().st_size for path in self.files) * edits.keep.mean())
 
     def order(self, edits: Edits) -> IntArray:
         """The rows in the order in which they are written."""
@@ -539,7 +532,7 @@ class DataSetFolder(Source):
         """The splits of the folder."""
         raise NotImplementedError
 
-    def _patterns(self, split: str | None) -> list[str]:
+    def _patterns(self, split: str) -> list[str]:
         """The files of a split, relative to the folder."""
         raise NotImplementedError
 
@@ -548,18 +541,11 @@ class DataSetFolder(Source):
         assert self.folder is not None
         return self.folder
 
-    @property
-    def _others(self) -> list[str]:
-        """The splits that were not audited."""
-        return [] if self.split is None else [split for split in self._found() if split != self.split]
-
     def _other_files(self) -> list[Path]:
-        patterns = (pattern for split in self._others for pattern in self._patterns(split))
+        """The files of the splits that were not audited."""
+        others = [] if self.split is None else [split for split in self._found() if split != self.split]
+        patterns = (pattern for split in others for pattern in self._patterns(split))
         return [path for pattern in patterns for path in sorted(self.root.glob(pattern))]
-
-    def owns(self, name: str) -> bool:
-        patterns = (pattern for split in (self.split, *self._others) for pattern in self._patterns(split))
-        return name in (MARK, BASIS) or any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def size(self, edits: Edits) -> int:
         return super().size(edits) + sum(path.stat().st_size for path in self._other_files())

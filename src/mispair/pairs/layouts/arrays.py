@@ -18,16 +18,11 @@ from mispair.pairs.pairs import Pairs, Regions, Tokens
 from mispair.pairs.pairs import Side as Items
 from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.shards import ArrayRows, Shard, Side, TensorRows, join_views, open_files
-from mispair.pairs.source import OWN_TABLE, Source
+from mispair.pairs.source import Source
 from mispair.pairs.tables import USUAL_NAMES, Roles, open_table
 from mispair.pairs.tfidf import WIDTH, word_vectors
 
 Array = npt.NDArray[np.floating]
-
-
-def is_array_file(name: str) -> bool:
-    """Whether a copy of arrays in memory may contain a file of this name."""
-    return name in ("left.npy", "right.npy", OWN_TABLE)
 
 
 def image_places(images: str | Path | None) -> tuple[Path, ...]:

@@ -43,12 +43,6 @@ class _CaptionsFile(ImageFiles):
         self.path, self.content, self.outside = path, content, images
         super().__init__(str(path), [path], records, images)
 
-    def owns(self, name: str) -> bool:
-        return name == self.path.name
-
-    def size(self, edits: Edits) -> int:  # noqa: ARG002
-        return self.path.stat().st_size
-
     def _write(self, out: Path, changed: Mapping[str, Any]) -> None:
         content = {name: changed.get(name, value) for name, value in self.content.items()}
         write_atomically(out / self.path.name, json.dumps(content, ensure_ascii=False).encode("utf-8", "replace"))

@@ -200,8 +200,8 @@ class ClipRetrieval(DataSetFolder):
     def _found(self) -> list[str]:
         return found_splits(self.root)
 
-    def _patterns(self, split: str | None) -> list[str]:
-        return [f"{split}/{part}/{part}_*" if split else f"{part}/{part}_*" for part in PARTS]
+    def _patterns(self, split: str) -> list[str]:
+        return [f"{split}/{part}/{part}_*" for part in PARTS]
 
     def write(self, edits: Edits, out: Path) -> None:
         import pyarrow

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-Owns = Callable[[str], bool]  # whether a file of this name belongs to a copy
-MARK = ".copy.json"  # the audit that a copy belongs to
+MARK = ".copy.json"  # the audit that a copy belongs to, and its files
 MANIFEST = "manifest.csv"  # what became of each pair, beside a copy
 SURE = 0.9  # probability from which a suggested partner takes the place of a wrong one
 _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
@@ -95,7 +94,7 @@ def write_copy(
     if not edits.keep.any():
         raise TooFewError("no pair is kept, so there is nothing to write", where=source.name, advice="Keep more.")
     out = Path(out).resolve()
-    check_copy(source, out, overwrite)
+    check_copy(source.folder, source.files, out, overwrite)
     size = source.size(edits)
     with replacing_folder(out) as folder:
         free = shutil.disk_usage(folder).free
@@ -106,33 +105,32 @@ def write_copy(
         source.write(edits, folder)
         if also is not None:
             also(folder)
-        write_atomically(folder / MARK, json.dumps(request).encode())
+        mark = {"request": request, "files": sorted(_names(folder))}
+        write_atomically(folder / MARK, json.dumps(mark).encode())
     return out
 
 
 def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
     """Whether the folder is the copy that was written for this request; then nothing else is left of the writing."""
-    found: Json = json.loads(json.dumps(request))
-    if read_json(out / MARK) != found:
+    mark = read_json(out / MARK)
+    if not isinstance(mark, dict) or mark.get("request") != json.loads(json.dumps(request)):
         return False
     delete_beside(out)
     return True
 
 
-def check_copy(source: Source, out: Path, overwrite: bool) -> None:
-    """Raise if no copy of this data may be written to a place; this takes no time.
+def check_copy(folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
+    """Raise if no copy of a data set may be written to `out`; only an earlier copy is ever replaced.
+
+    Args:
+        folder: Folder of the data set, if it has one.
+        files: Its files.
+        out: Folder of the copy.
+        overwrite: Replace an earlier copy.
 
     Raises:
-        ConflictError: It lies in the data or the other way round.
-        ExistsError: It is a file, or holds something that would be lost.
-    """
-    check_place(source.owns, source.folder, source.files, out, overwrite)
-
-
-def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
-    """The same for a data set that is not opened or not encoded yet; `owns` says which files its copies have.
-
-    Only a copy is ever replaced: a folder may have been named by mistake.
+        ConflictError: One of the data and the copy would contain the other.
+        ExistsError: `out` is a file, or holds something that would be lost.
     """
     out = out.resolve()
     files = [path.resolve() for path in files]
@@ -142,14 +140,22 @@ def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Pat
         raise ConflictError("the audited data is here, and is never changed", where=out, advice=advice)
     if out.exists() and not out.is_dir():
         raise ExistsError("a file", where=out, advice="Choose a folder.")
-    there = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
+    there = _names(out)
+    if not there:
+        return
     another = "Choose another folder."
-    if there and not overwrite:
+    if not overwrite:
         advice = "Replace an earlier copy with `overwrite`, or choose another folder."
         raise ExistsError("the folder is not empty", where=out, advice=advice)
-    others = sorted(name for name in there if name not in (MARK, MANIFEST) and not owns(name))
-    if others:
-        what = f"the folder also holds {listed(others)}, which is not part of a copy of this data and would be lost"
-        raise ExistsError(what, where=out, advice=another)
-    if there and MARK not in there:
+    mark = read_json(out / MARK)
+    if not isinstance(mark, dict) or not isinstance(mark.get("files"), list):
         raise ExistsError(f"the folder has no {MARK}, so it is not known to be a copy", where=out, advice=another)
+    others = sorted(there.difference([MARK], mark["files"]))
+    if others:
+        what = f"the folder also holds {listed(others)}, which is not part of the copy and would be lost"
+        raise ExistsError(what, where=out, advice=another)
+
+
+def _names(folder: Path) -> set[str]:
+    """The files in a folder, relative to it."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}

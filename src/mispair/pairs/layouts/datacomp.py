@@ -99,19 +99,15 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
 class DataComp(Source):
     """Writes tables and arrays of the same names, with all arrays, and `subset.npy`."""
 
-    def owns(self, name: str) -> bool:
-        return name == SUBSET or name in [self._place(path) for path in self.files]
-
-    def _place(self, path: Path) -> str:
-        assert self.folder is not None
-        return path.relative_to(self.folder).as_posix()
-
-    def size(self, edits: Edits) -> int:
-        return 2 * super().size(edits)
-
     def write(self, edits: Edits, out: Path) -> None:
+        assert self.table is not None
+        assert self.folder is not None
         self.check_no_rewritten(edits)
-        self._copies().write(edits, out)
+        caption, uid = self.table.find("caption"), self.table.find("id")
+        scores = tuple(name for name in self.table.columns if name.endswith("_similarity_score"))
+        of_image = tuple(name for name in self.table.columns if name not in (caption, uid, *scores))
+        ids = None if uid is not None else self.ids
+        TableCopies(self.table, of_image, caption, self.folder, ids, scores).write(edits, out)
         archives = [path for path in self.files if path.suffix == ".npz"]
         members = [_members(path) for path in archives]
         sides = {name: Side.of([arrays[name] for arrays in members]) for name in members[0]}
@@ -123,21 +119,12 @@ class DataComp(Source):
                     name: side.gather(places.get(name.rpartition("_")[2], rows), side.dtype)
                     for name, side in sides.items()
                 }
-                with replacing(out / self._place(path)) as file:
+                with replacing(out / path.relative_to(self.folder)) as file:
                     np.savez(file, **arrays)  # type: ignore[arg-type]
         subset = uid_subset(self.ids(edits.rows))
         if subset is not None:
             with replacing(out / SUBSET) as file:
                 np.save(file, subset, allow_pickle=False)
-
-    def _copies(self) -> TableCopies:
-        table = self.table
-        assert table is not None
-        caption, uid = table.find("caption"), table.find("id")
-        scores = tuple(name for name in table.columns if name.endswith("_similarity_score"))
-        of_image = tuple(name for name in table.columns if name not in (caption, uid, *scores))
-        ids = None if uid is not None else self.ids
-        return TableCopies(table, of_image, caption, self.folder, ids, scores)
 
 
 def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:

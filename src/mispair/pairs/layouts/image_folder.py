@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,16 +27,9 @@ _ABOUT = ("readme", "license", "licence", "copying", "notice", "citation", "auth
 class CopiedImages(ImageFiles):
     """Pairs whose images a copy contains."""
 
-    def owns(self, name: str) -> bool:
-        return name in self._names
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(Path(os.path.normpath(path)).as_posix() for path in self._paths if path)
-
     def size(self, edits: Edits) -> int:
         images = (path for _, path in self._images(edits)) if self.outside is None else ()
-        return sum(path.stat().st_size for path in (*self.files, *images))
+        return super().size(edits) + sum(path.stat().st_size for path in images)
 
     def _images(self, edits: Edits) -> Iterator[tuple[str, Path]]:
         """Names and places of the image files that a copy contains."""
@@ -72,13 +64,6 @@ class TextFiles(CopiedImages):
         self._texts = [row.text for row in rows]
         files = sorted({folder / row.text for row in rows if row.caption or not row.image})
         super().__init__(str(folder), files, [(row.id, row.image, row.caption) for row in rows], images or folder)
-
-    def owns(self, name: str) -> bool:
-        return super().owns(name) or name in self._text_names
-
-    @cached_property
-    def _text_names(self) -> frozenset[str]:
-        return frozenset(text.as_posix() for text in self._texts)
 
     def write(self, edits: Edits, out: Path) -> None:
         rows, changed = edits.rows, self._changed(edits)
@@ -132,9 +117,6 @@ class JsonLines(CopiedImages):
             self._keys.append(keys)
         self.outside = base if root is None or images is not None else None
         super().__init__(str(root or self._files[0]), self._files, records, base)
-
-    def owns(self, name: str) -> bool:
-        return super().owns(name) or any(name == self._place(path) for path in self._files)
 
     def _place(self, path: Path) -> str:
         return path.name if self._root is None else path.relative_to(self._root).as_posix()

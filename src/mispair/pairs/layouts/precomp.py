@@ -316,17 +316,8 @@ class ScanFeatures(DataSetFolder):
     def _found(self) -> Iterable[str]:
         return found_splits(self.root)
 
-    def _patterns(self, split: str | None) -> list[str]:
+    def _patterns(self, split: str) -> list[str]:
         return [f"{split}_{part}" for part in FILES]
-
-    def owns(self, name: str) -> bool:
-        return name == "vocab.json" or super().owns(name)
-
-    def size(self, edits: Edits) -> int:
-        parts = read(self.root, str(self.split))
-        images, counts, _ = _by_image(edits, parts.link)
-        rows = int(counts.sum()) if _uneven(counts) else len(images)
-        return rows * int(parts.features[0].nbytes) + sum(path.stat().st_size for path in self._other_files())
 
     def order(self, edits: Edits) -> IntArray:
         return _by_image(edits, read(self.root, str(self.split)).link)[2]

@@ -72,12 +72,6 @@ class _TablePairs(Source):
         self.copies, self.table = copies, copies.table
         self.shards = copies.table.shards if len(copies.table.parts) > 1 else ()
 
-    def owns(self, name: str) -> bool:
-        return self.copies.owns(name)
-
-    def size(self, edits: Edits) -> int:
-        return self.copies.size(edits)
-
     def write(self, edits: Edits, out: Path) -> None:
         self.copies.write(edits, out)
 

@@ -10,7 +10,6 @@ import json
 import shlex
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -105,16 +104,6 @@ class Tars(Source):
 
     def _tar(self, row: int) -> Path:
         return self._tars[int(np.searchsorted(self._starts, row, side="right")) - 1]
-
-    def owns(self, name: str) -> bool:
-        return name in self._names
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        return frozenset(path.name for path in self.files)
-
-    def size(self, edits: Edits) -> int:
-        return int((self._places[edits.rows, 3] - self._places[edits.rows, 2]).sum())
 
     def write(self, edits: Edits, out: Path) -> None:
         changed = set(edits.repaired.tolist())

@@ -83,11 +83,7 @@ class AuditColumns:
 
     @classmethod
     def of_pairs(cls, pairs: Pairs) -> AuditColumns:
-        """The columns that pairs have.
-
-        Raises:
-            DataError: They have none.
-        """
+        """The columns that pairs have."""
         if pairs.match_score is None or pairs.flagged is None:
             raise DataError(
                 "these pairs have no match scores",
@@ -177,12 +173,7 @@ class AuditColumns:
 
 
 def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow.Table:
-    """The named columns of an audit's table that are there; all of a CSV file.
-
-    Raises:
-        NotFoundError: There is no such file.
-        DamagedError: It cannot be read.
-    """
+    """The named columns of an audit's table that are there; all of a CSV file."""
     import pyarrow
     import pyarrow.csv
 

@@ -76,11 +76,7 @@ def check(
     noise_file: str | Path | Sequence[str | Path] | None = None,
     captions_per_image: int | None = None,
 ) -> Check:
-    """Examine every split of a data set, its vocabulary, and given and found noise index files; see `loading.load`.
-
-    Raises:
-        NotFoundError: There is no data set at all.
-    """
+    """Examine every split of a data set, its vocabulary, and given and found noise index files; see `loading.load`."""
     folder = loading.find_folder(data)
     found = Check(str(folder), loading.layout(folder))
     train = None

@@ -237,9 +237,6 @@ def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = 
         n_left: Number of left rows.
         by_row: The file may number pairs instead, whose left rows are meant, as files for vectors do where several rows
             have the vector of one image.
-
-    Raises:
-        ShapeError: The file fits neither level, or points outside the left rows.
     """
     mapped = open_array(path, ndim=1, kind="integer")
     if len(mapped) not in (len(link), n_left):
@@ -259,12 +256,7 @@ def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = 
 
 
 def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
-    """Make the noise index of a data set for `save_noise`: a left row a pair, or for `image` a left row a left row.
-
-    Raises:
-        InvalidValueError: The ratio, the seed or the kind is invalid.
-        ConflictError: The kind does not suit the left side.
-    """
+    """Make the noise index of a data set for `save_noise`: a left row a pair, or for `image` a left row a left row."""
     _check(noise_ratio, kind, seed)
     if kind == "caption":
         return caption_noise(pairs.link, noise_ratio, seed)

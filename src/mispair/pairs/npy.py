@@ -33,9 +33,6 @@ def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float
         path: The file.
         ndim: Number of dimensions; any by default.
         kind: Type of the numbers; a "vector" may also be int8, as quantised embeddings are.
-
-    Raises:
-        DataError: The file is missing, damaged, truncated, pickled, or holds something else.
     """
     header = read_header(path, ndim, kind=kind)
     with Path(path).open("rb") as file:  # by its name numpy would look up every folder above it
@@ -51,11 +48,7 @@ def read_header(path: str | Path, ndim: int | None = None, *, kind: Kind = "floa
 
 
 def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind) -> None:
-    """Raise if an array has other dimensions or numbers of another type.
-
-    Raises:
-        ShapeError: Dimensions or type differ, or the array is empty.
-    """
+    """Raise if an array has other dimensions or numbers of another type."""
     shape, dtype = header.shape, header.dtype
     if ndim is not None and len(shape) != ndim:
         expected = f"{ndim} dimension{'s' * (ndim > 1)} ({_AXES[ndim]})"
@@ -126,11 +119,7 @@ class Header:
 
 
 def read_start(path: Path, most: int) -> tuple[bytes, int]:
-    """The first bytes of a file, at most so many, and its size.
-
-    Raises:
-        DataError: It cannot be read.
-    """
+    """The first bytes of a file, at most so many, and its size."""
     try:
         size = size_of(path)
         with path.open("rb") as file:
@@ -140,11 +129,7 @@ def read_start(path: Path, most: int) -> tuple[bytes, int]:
 
 
 def header_of(start: bytes, size: int, path: Path) -> Header:
-    """The header of a file from its first bytes and its size.
-
-    Raises:
-        DamagedError: It is not an .npy file, or too short for its header.
-    """
+    """The header of a file from its first bytes and its size."""
     if not size:
         raise DamagedError("the file is empty", where=path, advice=_AGAIN)
     if start[:6] != b"\x93NUMPY":
@@ -177,11 +162,7 @@ def _parsed(start: bytes) -> Header | None:
 
 
 def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the shape of an array, whether it is stored by columns, and its dtype.
-
-    Raises:
-        DamagedError: The header is damaged.
-    """
+    """Read the shape of an array, whether it is stored by columns, and its dtype."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
@@ -204,11 +185,7 @@ def _refuse_objects(dtype: np.dtype[Any], name: str | Path) -> None:
 
 
 def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
-    """Read a small array of any type from a file or a member of an .npz archive, at its start.
-
-    Raises:
-        DamagedError: It is damaged, promises more than there is, or holds Python objects.
-    """
+    """Read a small array of any type from a file or a member of an .npz archive, at its start."""
     shape, by_column, dtype = parse_header(file, name)
     _refuse_objects(dtype, name)
     size = math.prod(shape) * dtype.itemsize
@@ -240,11 +217,7 @@ def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
 
 
 def check_finite(array: npt.NDArray[Any], name: str) -> None:
-    """Raise if features (N, ...) are not finite in float32, in which networks compute.
-
-    Raises:
-        DamagedError: A value is NaN, infinite or too large for float32; the message names the first bad row.
-    """
+    """Raise if features (N, ...) are not finite in float32, in which networks compute."""
     for first, chunk in chunks(array):
         with np.errstate(over="ignore", invalid="ignore"):
             if chunk.dtype.itemsize > 4:

@@ -120,11 +120,7 @@ def data_name(folder: Path) -> str:
 
 
 def check_as_encoded(folder: Path) -> None:
-    """Refuses files of `mispair encode` that have changed since it wrote them; other folders pass.
-
-    Raises:
-        DataError: One has, or is gone.
-    """
+    """Refuses files of `mispair encode` that have changed since it wrote them; other folders pass."""
     found = read_json(folder / MARK)
     files = found.get("files") if isinstance(found, dict) else None
     for name, written in files.items() if isinstance(files, dict) else ():

@@ -56,9 +56,6 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
         path: The file: .parquet or .csv.
         pieces: The table, some rows at a time; at least one piece, which may be empty.
         overwrite: Whether a file that is there may be replaced.
-
-    Raises:
-        DataError: Another ending, a file that is there, or a place that cannot be written to.
     """
     path = Path(path)
     if path.suffix.lower() not in (".parquet", ".csv"):

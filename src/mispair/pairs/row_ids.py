@@ -75,22 +75,14 @@ def from_table(table: Table) -> RowIds:
 
 
 def from_lists(ids: Any, groups: Any, n: int) -> RowIds:
-    """Names given as flat lists, arrays or tensors, one value a row.
-
-    Raises:
-        ShapeError: They are something else, or more or fewer than the rows.
-    """
+    """Names given as flat lists, arrays or tensors, one value a row."""
     array = None if ids is None else as_texts(flat(ids, "ids", n))
     grouped = None if groups is None else numbers(as_texts(flat(groups, "groups", n)))
     return RowIds(array, grouped, {} if array is None else _bad_ids(array))
 
 
 def flat(values: Any, what: str, n: int) -> list[Any]:
-    """The values as a list of `n`.
-
-    Raises:
-        ShapeError: They are something else.
-    """
+    """The values as a list of `n`."""
     shape = tuple(getattr(values, "shape", (len(values),) if isinstance(values, Sequence) else ()))
     if shape != (n,) or isinstance(values, str):
         raise ShapeError(f"the shape {shape} for {n:,} pairs", where=what, expected="one for each pair")
@@ -112,11 +104,7 @@ def as_texts(values: Iterable[object]) -> Any:
 
 
 def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
-    """The first row with each of the wanted ids.
-
-    Raises:
-        NotFoundError: Some are not there; the message names up to five of them.
-    """
+    """The first row with each of the wanted ids."""
     import pyarrow
     import pyarrow.compute
 

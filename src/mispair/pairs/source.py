@@ -382,11 +382,7 @@ class Source:
         return [digest(self.files)]
 
     def find(self, ids: Sequence[str]) -> IntArray:
-        """The (first) rows with these ids.
-
-        Raises:
-            NotFoundError: Some are not there; the message names up to five of them.
-        """
+        """The (first) rows with these ids."""
         return row_ids.find(self.names.ids, ids, len(self), self.name)
 
     def fingerprint(self) -> str:
@@ -475,9 +471,6 @@ class ImageFiles(Source):
         records: Id, image and caption of each row; each may be empty. Ids that are empty or were there before are made
             of the image's name and the caption's number, as in dog.jpg#0.
         folder: Folder that the image names start from.
-
-    Raises:
-        DataError: There are no pairs, or none of the images is where it should be.
     """
 
     def __init__(self, name: str, files: Iterable[Path], records: Sequence[tuple[str, str, str]], folder: Path) -> None:

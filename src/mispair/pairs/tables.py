@@ -194,11 +194,7 @@ class Table:
         return self.roles.get(role) or find_column(self.columns, role)
 
     def require(self, roles: Mapping[Role, str]) -> list[str]:
-        """The columns for these roles, each with a word for its content.
-
-        Raises:
-            NotFoundError: Some are missing; the message names all of them.
-        """
+        """The columns for these roles, each with a word for its content."""
         found = {role: self.find(role) for role in roles}
         missing = [role for role, column in found.items() if column is None]
         if missing:
@@ -277,10 +273,6 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
             Windows-1252; it has a header line, unless its first line names an image file.
         columns: Columns that have no usual names.
         lenient: Whether rows of a text file may lack cells at the end, and blank rows are left out.
-
-    Raises:
-        DataError: A file is missing or damaged, a row has more or fewer cells than the header, a column is not there,
-            or the files differ in their columns.
     """
     columns = columns or {}
     parts, roles = list[TablePart](), dict[Role, str]()
@@ -340,11 +332,7 @@ def _as_text(column: Any, name: str, path: Path) -> Any:
 
 
 def _start(path: Path) -> tuple[bytes, bool]:
-    """The first bytes of a table, and whether they are all of it.
-
-    Raises:
-        DataError: It is no table, or cannot be read.
-    """
+    """The first bytes of a table, and whether they are all of it."""
     try:
         with regular(path).open("rb") as file:
             start, more = file.read(_SMALL_PARQUET), file.read(1)
@@ -387,11 +375,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
-    """A whole parquet file as a `pyarrow.Table`, or some of its columns and those of `optional` that are there.
-
-    Raises:
-        DataError: It is missing or damaged.
-    """
+    """A whole parquet file as a `pyarrow.Table`, or some of its columns and those of `optional` that are there."""
     import pyarrow.parquet
 
     with _reading(path):
@@ -401,11 +385,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None, optional: Seq
 
 
 def text_encoding(path: Path) -> str:
-    """The encoding of a text file: UTF-8, UTF-16, or else Windows-1252, which is what spreadsheets write.
-
-    Raises:
-        DamagedError: Some lines of a UTF-8 file are damaged, or one is too long.
-    """
+    """The encoding of a text file: UTF-8, UTF-16, or else Windows-1252, which is what spreadsheets write."""
     with regular(path).open("rb") as file:
         start = file.read(4096)
         wide = _utf_16(start)

@@ -113,11 +113,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read the JSON of the SCAN family.
-
-        Raises:
-            DataError: The file is missing, is no such JSON, or contradicts itself.
-        """
+        """Read the JSON of the SCAN family."""
         expected = "a SCAN vocabulary with the keys word2idx, idx2word and idx"
         try:
             content = json.loads(read_regular(Path(path)))

@@ -23,11 +23,7 @@ def cores() -> int:
 
 
 def checked(threads: str, where: str) -> int:
-    """A number of threads that a person gave.
-
-    Raises:
-        InvalidValueError: It is no number, or 0.
-    """
+    """A number of threads that a person gave."""
     if not (threads.isdecimal() and int(threads)):
         raise InvalidValueError(repr(threads), where=where, expected="a number of threads, at least 1")
     return int(threads)

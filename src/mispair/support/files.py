@@ -105,11 +105,7 @@ def write_atomically(path: str | Path, content: bytes) -> None:
 
 
 def check_name(path: Path) -> None:
-    """Refuse a place for results whose name is not UTF-8: safetensors, parquet and SQLite cannot open such files.
-
-    Raises:
-        WriteError: The name is not UTF-8, or contains a NUL.
-    """
+    """Refuse a place for results whose name is not UTF-8: safetensors, parquet and SQLite cannot open such files."""
     try:
         problem = "contains a NUL" if b"\0" in os.fspath(path).encode() else ""
     except UnicodeEncodeError:
@@ -186,11 +182,7 @@ def regular(path: Path) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Size of a regular file in bytes.
-
-    Raises:
-        OSError: It is something else, or missing.
-    """
+    """Size of a regular file in bytes."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -207,11 +199,7 @@ def read_regular(path: Path, most: int = LARGEST) -> bytes:
 
 
 def at_most(path: Path, most: int) -> Path:
-    """Return the path of a regular file of at most `most` bytes.
-
-    Raises:
-        OSError: It is something else, or larger.
-    """
+    """Return the path of a regular file of at most `most` bytes."""
     size = size_of(path)
     if size > most:
         found = f"a file of {size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read"

@@ -21,9 +21,6 @@ def check_order(labels: Mapping[str, Sequence[Any] | None]) -> None:
 
     Args:
         labels: By name of the data; None where there is no index.
-
-    Raises:
-        ShapeError: The order differs.
     """
     known = [(name, found) for name, found in labels.items() if found is not None]
     for name, own in known[1:]:

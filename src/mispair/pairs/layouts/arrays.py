@@ -26,11 +26,7 @@ Array = npt.NDArray[np.floating]
 
 
 def image_places(images: str | Path | None) -> tuple[Path, ...]:
-    """The folder of the images, if it is given.
-
-    Raises:
-        NotFoundError: There is no such folder.
-    """
+    """The folder of the images, if it is given."""
     if images is not None and not Path(images).is_dir():
         raise NotFoundError("no such folder", where=images, expected="the folder that the image paths start from")
     return () if images is None else (Path(images),)
@@ -52,9 +48,6 @@ def open_arrays(
             Without it the number of a row is its id.
         images: Folder that the image paths are relative to; by default that of the table.
         columns: Columns of the table that have no usual names.
-
-    Raises:
-        DataError: A file is no such array or table, or they do not belong together.
     """
     places = [[Path(side)] if isinstance(side, str | Path) else list(side) for side in (left, right)]
     sides = [join_views([open_files([path]) for path in paths], f"the files {paths}") for paths in places]
@@ -92,9 +85,6 @@ def from_memory(
         ids: One a pair (a list, an array or a series); the number of its row by default.
         groups: One a pair, likewise: pairs that share it are not wrong for each other (captions of one image).
         texts: One a pair, for people.
-
-    Raises:
-        DataError: They are no vectors, or their numbers differ.
     """
     sides = [
         join_views(

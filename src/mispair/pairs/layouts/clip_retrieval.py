@@ -52,11 +52,7 @@ def found_splits(folder: Path) -> list[str]:
 
 
 def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Table | None:
-    """The table of a folder, if it has one, with a row for each vector; `sizes` are the rows of the shards.
-
-    Raises:
-        NotFoundError: Files would be paired by their place, although their numbers differ.
-    """
+    """The table of a folder, if it has one, with a row for each vector; `sizes` are the rows of the shards."""
     paths = {stem: shard_paths(folder, stem) for stem in SIDES}
     _check_numbers((paths["img_emb"], sizes), (paths["text_emb"], text_sizes))
     tables = _table_paths(folder)

@@ -58,11 +58,7 @@ def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> E
 
 
 def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
-    """The same by the table that an audit has written.
-
-    Raises:
-        DataError: The table cannot be read.
-    """
+    """The same by the table that an audit has written."""
     table = read_parquet(path, _COLUMNS)
     return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
 

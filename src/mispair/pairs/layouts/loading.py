@@ -129,11 +129,7 @@ def natural_order(names: list[str]) -> list[str]:
 
 
 def layout(data: str | Path) -> Layout:
-    """The layout of a folder.
-
-    Raises:
-        NotFoundError: None is recognised; the message lists what the folder holds.
-    """
+    """The layout of a folder."""
     folder = find_folder(data)
     found = recognised(folder)
     if found is not None:
@@ -187,11 +183,7 @@ def is_data_set(place: Path) -> bool:
 
 
 def require_split(folder: Path, split: str) -> None:
-    """Raise if the folder does not have a split.
-
-    Raises:
-        NotFoundError: The message names the splits that are there, and the file that is missing.
-    """
+    """Raise if the folder does not have a split."""
     names = splits(folder)
     if split in names:
         return

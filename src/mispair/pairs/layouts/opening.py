@@ -73,10 +73,6 @@ def open_raw(
         images: Folder that the image paths start from; the one of the file by default.
         columns: Columns of a table that have no usual names.
         allow_outside: Read images outside that folder too.
-
-    Raises:
-        DataError: The source cannot be read, holds no pairs, or none of its images is where it should be.
-        ConfigError: A column is named for a source that has none.
     """
     if not path.exists():
         raise NotFoundError("no such file or folder", where=path)
@@ -147,9 +143,6 @@ def open_source(
             itself, in its `images` folder and in the working directory.
         split: Which part of a folder that has train, dev and test inside; train by default.
         vectors: Which vectors of DataComp; those of the better model by default.
-
-    Raises:
-        DataError: It is no such folder, or its files do not belong together.
     """
     if find_datacomp(Path(folder)):
         return open_datacomp(Path(folder), vectors)

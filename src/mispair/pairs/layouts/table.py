@@ -49,11 +49,7 @@ def open_files(paths: Sequence[Path], root: Path | None, images: Path | None, co
 
 
 def open_table_given(table: Any, images: str | Path | None, columns: Roles) -> Source:
-    """The pairs of a table of another library.
-
-    Raises:
-        ShapeError: It is none.
-    """
+    """The pairs of a table of another library."""
     content = as_table(table)
     if content is None:
         expected = "a table of pandas, polars, pyarrow or datasets, or the path of one"

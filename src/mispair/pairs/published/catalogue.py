@@ -130,11 +130,7 @@ DATA_SETS = _read()
 
 
 def find_data_set(name: str) -> DataSet:
-    """The data set of a name.
-
-    Raises:
-        UnknownNameError: There is none; the message names the nearest one.
-    """
+    """The data set of a name."""
     if name in DATA_SETS:
         return DATA_SETS[name]
     known = {**{one: one for one in (*DATA_SETS, BUILT_IN)}, **_ALIASES}

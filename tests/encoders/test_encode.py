@@ -101,13 +101,12 @@ def encode_rows(
 def read(out: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, list[Any]]]:
     import pyarrow.parquet
 
-    sides = [clip_retrieval.mapped(out, stem) for stem in clip_retrieval.SIDES]
-    metadata = [
-        pyarrow.parquet.read_table(out / "metadata" / f"metadata_{n}.parquet").to_pylist() for n in range(len(sides[0]))
-    ]
+    source = clip_retrieval.open_clip(out)
+    metadata = [pyarrow.parquet.read_table(path).to_pylist() for path in source.files if path.suffix == ".parquet"]
     rows = [row for part in metadata for row in part]
     columns = {name: [row[name] for row in rows] for name in ("id", "image_path", "caption", "status")}
-    return np.concatenate(sides[0]), np.concatenate(sides[1]), columns
+    every = np.arange(len(source))
+    return source.left.gather(every, source.left.dtype), source.right.gather(every, source.right.dtype), columns
 
 
 def test_vectors_and_metadata_in_shards(images: Path) -> None:

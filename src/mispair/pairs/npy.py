@@ -1,4 +1,4 @@
-"""Opening .npy files safely and scanning them in chunks."""
+"""Open .npy files safely, and scan them in chunks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -66,13 +65,6 @@ def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind)
         )
     if kind == "integer" and dtype.kind not in "iu":
         raise ShapeError(found, where=path, expected="whole numbers such as int64")
-
-
-def check_width(width: int, path: Path, first: int, first_path: Path) -> None:
-    """Raise if the vectors of a shard are not as wide as those of the first one."""
-    if width != first:
-        expected = f"{first} as in {first_path.name}: all shards must come from one encoder"
-        raise ShapeError(f"vectors of width {width}", where=path, expected=expected)
 
 
 class MappedArray(np.memmap[Any, Any]):
@@ -134,12 +126,8 @@ def header_of(start: bytes, size: int, path: Path) -> Header:
         raise DamagedError("the file is empty", where=path, advice=_AGAIN)
     if start[:6] != b"\x93NUMPY":
         raise DamagedError(_what_it_is(start[:6]), where=path, expected="one array written by numpy.save")
-    length = 2 if start[6:7] == b"\x01" else 4
-    end = 8 + length + int.from_bytes(start[8 : 8 + length], "little")
-    header = _parsed(start[:end])
-    if header is None:
-        raise _damaged_header(path)
-    _refuse_objects(header.dtype, path)
+    file = io.BytesIO(start)
+    header = Header(*parse_header(file, path), start[: file.tell()])
     expected = header.offset + header.nbytes
     if size < expected:
         raise TruncatedError(f"truncated to {size:,} bytes", where=path, expected=f"{expected:,} bytes", advice=_AGAIN)
@@ -150,44 +138,25 @@ class TruncatedError(DamagedError):
     """A file is shorter than its own header says."""
 
 
-@lru_cache(64)
-def _parsed(start: bytes) -> Header | None:
-    """Parse a header, None if it is damaged; those of thousands of shards are mostly the same."""
-    file = io.BytesIO(start)
-    try:
-        shape, by_column, dtype = parse_header(file, "")
-    except DamagedError:
-        return None
-    return Header(shape, by_column, dtype, start[: file.tell()])
-
-
 def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the shape of an array, whether it is stored by columns, and its dtype."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
         shape, by_column, dtype = readers[np.lib.format.read_magic(file)](file)
+        if any(type(size) is not int or size < 0 for size in shape):
+            raise ValueError
     except _DAMAGED:
-        raise _damaged_header(name) from None
-    if any(type(size) is not int or size < 0 for size in shape):
-        raise _damaged_header(name)
-    return tuple(shape), by_column, dtype
-
-
-def _damaged_header(name: str | Path) -> DamagedError:
-    return DamagedError("the header of the array is damaged", where=name, advice=_AGAIN)
-
-
-def _refuse_objects(dtype: np.dtype[Any], name: str | Path) -> None:
+        raise DamagedError("the header of the array is damaged", where=name, advice=_AGAIN) from None
     if dtype.hasobject:
         what = "pickled Python objects, which could run code and are never loaded"
         raise DamagedError(what, where=name, expected="a plain array of numbers")
+    return tuple(shape), by_column, dtype
 
 
 def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
     """Read a small array of any type from a file or a member of an .npz archive, at its start."""
     shape, by_column, dtype = parse_header(file, name)
-    _refuse_objects(dtype, name)
     size = math.prod(shape) * dtype.itemsize
     content = file.read(min(size, LARGEST) + 1)
     try:

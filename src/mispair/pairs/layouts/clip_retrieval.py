@@ -19,12 +19,12 @@ import numpy.typing as npt
 from mispair.errors import NotFoundError, ShapeError, TooFewError
 from mispair.pairs.copying import write_vectors
 from mispair.pairs.edits import Edits
-from mispair.pairs.npy import check_finite, check_width, open_array
+from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, IntArray, Pairs, Vectors
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds
-from mispair.pairs.shards import File, open_files
+from mispair.pairs.shards import File, Side, open_files
 from mispair.pairs.source import DataSetFolder
 from mispair.pairs.tables import Table, open_table
 from mispair.support.formatting import listed
@@ -34,7 +34,6 @@ SIDES = ("img_emb", "text_emb")
 PARTS = (*SIDES, "metadata")
 _CUTS = ((0.8, 2), (0.9, 1))  # share of the rows before each cut, and how many splits are behind it
 _COMPARED = 4096  # rows at a time
-Shards = list[npt.NDArray[Any]]
 
 
 def is_embedding_folder(folder: Path) -> bool:
@@ -106,31 +105,20 @@ def _table_paths(folder: Path) -> list[Path]:
     return numbered(place, "metadata", ".parquet") or numbered(place, "metadata", ".csv")
 
 
-def mapped(folder: Path, stem: str) -> Shards:
-    """The vectors of one side, mapped into memory shard by shard."""
-    paths = shard_paths(folder, stem)
-    shards = [open_array(path, ndim=2) for path in paths]
-    for path, shard in zip(paths, shards, strict=True):
-        check_width(shard.shape[1], path, shards[0].shape[1], paths[0])
-    return shards
-
-
 def cut(first: IntArray, split: str) -> IntArray:
     """Rows of a split: 80, 10 and 10 per cent, of which at most 5,000, by the position of each image's first row."""
     cuts = [max(int(share * len(first)), len(first) - held * HELD_OUT) for share, held in _CUTS]
     return np.flatnonzero(np.searchsorted(cuts, first, side="right") == SPLITS.index(split))
 
 
-def take(shards: Shards, rows: IntArray) -> npt.NDArray[Any]:
-    """The vectors at ascending `rows`: still memory-mapped where they are neighbours in one shard, else read."""
-    starts = np.cumsum([0, *map(len, shards)])
-    parts = []
-    for shard, start, stop in zip(shards, starts, starts[1:], strict=False):
-        inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
-        if len(inside):
-            together = inside[-1] - inside[0] + 1 == len(inside)
-            parts.append(shard[inside[0] : inside[-1] + 1] if together else shard[inside])
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+def take(side: Side, rows: IntArray) -> npt.NDArray[Any]:
+    """The vectors at ascending `rows`: memory-mapped if they are neighbours in one shard, else read."""
+    first, last = np.searchsorted(side.starts, rows[[0, -1]], side="right") - 1
+    shard = side.shards[first]
+    if first < last or rows[-1] - rows[0] + 1 > len(rows) or not isinstance(shard, File):
+        return side.gather(rows, side.dtype)
+    start = rows[0] - side.starts[first]
+    return open_array(shard.path, ndim=2, kind="vector")[start : start + len(rows)]
 
 
 def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
@@ -138,7 +126,6 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
     name = f"{data_name(folder)} {split}"
     whole = is_embedding_folder(folder)
     place = folder if whole else folder / split
-    sides = [mapped(place, stem) for stem in SIDES]
     source = open_clip(place)
     first = source.first_rows
     rows = cut(first, split) if whole else np.arange(len(first))
@@ -148,7 +135,7 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
             where=folder,
             advice="Make train, dev and test subfolders.",
         )
-    left, right = (take(shards, rows) for shards in sides)
+    left, right = (take(side, rows) for side in (source.left, source.right))
     if finite:
         check_finite(left, f"{name} images")
         check_finite(right, f"{name} texts")

@@ -39,38 +39,23 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Suggestions:
-    """Better partners for one item of each of R flagged pairs.
+    """Better partners for one item of each of R flagged pairs."""
 
-    Attributes:
-        rows: (R,) the flagged pairs.
-        partners: (R, K) pairs whose item may replace the other one; -1 for none.
-        scores: (R, K) how likely each of them is right.
-    """
-
-    rows: IntArray
-    partners: IntArray
-    scores: FloatArray
+    rows: IntArray  # (R,)
+    partners: IntArray  # (R, K) pairs whose item may replace the other one; -1 for none
+    scores: FloatArray  # (R, K) how likely each of them is right
 
 
 @dataclass(frozen=True)
 class AuditColumns:
-    """What an audit says about N pairs.
+    """What an audit says about N pairs."""
 
-    Attributes:
-        match_score: (N,) probability that each pair matches; NaN where it could not be read.
-        flagged: (N,) whether each pair is flagged; False where it could not be read.
-        left_items: (N,) number of its left item; pairs that share one are not negatives of each other.
-        right_items: (N,) the same for right items.
-        new_lefts: Suggested left items; None where none are known.
-        new_rights: Suggested right items.
-    """
-
-    match_score: FloatArray
-    flagged: Mask
-    left_items: IntArray
-    right_items: IntArray
-    new_lefts: Suggestions | None = None
-    new_rights: Suggestions | None = None
+    match_score: FloatArray  # (N,) probability that each pair matches; NaN where it could not be read
+    flagged: Mask  # (N,) whether each pair is flagged; False where it could not be read
+    left_items: IntArray  # (N,) number of its left item; pairs that share one are not negatives of each other
+    right_items: IntArray  # (N,) the same for right items
+    new_lefts: Suggestions | None = None  # suggested left items; None where none are known
+    new_rights: Suggestions | None = None  # suggested right items
 
     def __len__(self) -> int:
         return len(self.match_score)

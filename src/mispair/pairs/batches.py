@@ -26,18 +26,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Items:
-    """Some items of one side on the device: (B, n, D) regions, (B, n) token ids or (B, D) vectors.
-
-    Attributes:
-        values: The items.
-        lengths: (B,) number of real elements per item; None if all n are real. On the host, so that choosing shapes
-            does not wait for the device; on the device if `capacity` fixes the shapes.
-        capacity: Upper bound of the number of real elements of all items together.
-    """
+    """Some items of one side on the device: (B, n, D) regions, (B, n) token ids or (B, D) vectors."""
 
     values: Tensor
+    # (B,) number of real elements per item; None if all n are real. On the host, as choosing shapes must not wait for
+    # the device, unless `capacity` fixes the shapes.
     lengths: Tensor | None = None
-    capacity: int | None = None
+    capacity: int | None = None  # most real elements of all items together
 
     def __len__(self) -> int:
         return len(self.values)

@@ -40,20 +40,15 @@ Report = dict[str, Any]
 
 @dataclass
 class Check:
-    """Contents and problems of a data set.
-
-    Attributes:
-        lines: The contents in plain words, in the order of the splits.
-        problems: What has to be fixed, one sentence each; empty where the data can be trained on.
-    """
+    """Contents and problems of a data set."""
 
     data: str
     layout: Layout
     vocabulary: Report | None = None
     splits: dict[str, Report] = field(default_factory=dict)
     noise: dict[str, Report] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # the contents in plain words, by split
+    problems: list[str] = field(default_factory=list)  # a sentence each; empty if the data can be trained on
 
     @contextmanager
     def collecting(self) -> Iterator[None]:

@@ -28,23 +28,14 @@ _CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class TableCopies:
-    """Writes edited copies of a table.
-
-    Attributes:
-        table: The table.
-        of_image: Its columns that describe the image, which come with it: the image itself first.
-        caption: Its column of captions, if it has one.
-        root: Folder that its files are in; None for a single file or a table in memory.
-        ids: Looks up the ids of rows, for a table that shall get a column of them.
-        of_pair: Columns that say how well image and caption fit, which are empty for a new pair.
-    """
+    """Writes edited copies of a table."""
 
     table: Table
-    of_image: tuple[str, ...]
-    caption: str | None
-    root: Path | None = None
-    ids: LookUp | None = None
-    of_pair: tuple[str, ...] = ()
+    of_image: tuple[str, ...]  # the column of images, then others that come with an image
+    caption: str | None  # column of captions
+    root: Path | None = None  # folder of its files; None for a single file or a table in memory
+    ids: LookUp | None = None  # looks up ids, to add a column of them
+    of_pair: tuple[str, ...] = ()  # columns of scores; they become empty for a new pair
 
     @property
     def embedded(self) -> bool:

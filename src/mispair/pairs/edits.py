@@ -16,19 +16,12 @@ LookUp = Callable[[IntArray], list[str]]  # texts of rows
 
 @dataclass(frozen=True)
 class Edits:
-    """What becomes of each of N rows.
+    """What becomes of each of N rows."""
 
-    Attributes:
-        keep: Whether the row is written (N,).
-        image_from: The row whose image it gets (N,): its own number where the image stays.
-        caption_from: The row whose caption it gets (N,), likewise.
-        rewritten: New captions by row; these come before `caption_from`.
-    """
-
-    keep: Mask
-    image_from: IntArray
-    caption_from: IntArray
-    rewritten: Mapping[int, str] = field(default_factory=dict)
+    keep: Mask  # (N,) whether the row is written
+    image_from: IntArray  # (N,) the row whose image it gets, by default its own
+    caption_from: IntArray  # (N,) likewise
+    rewritten: Mapping[int, str] = field(default_factory=dict)  # new captions by row, instead of `caption_from`
 
     def __post_init__(self) -> None:
         if not self.keep.shape == self.image_from.shape == self.caption_from.shape or self.keep.dtype != np.bool_:

@@ -68,19 +68,12 @@ class Projection:
 
 @dataclass(frozen=True)
 class Origin:
-    """Encoders of both sides.
-
-    Attributes:
-        image_model: Encoder of the images.
-        text_model: Encoder of the texts; None where a model reads their words.
-        grid: Cells a side of the grid of regions; None where an image is one vector.
-        projection: Of each region; None where they are as the encoder made them.
-    """
+    """Encoders of both sides."""
 
     image_model: str
-    text_model: str | None = None
-    grid: int | None = None
-    projection: Projection | None = None
+    text_model: str | None = None  # None where a model reads the words
+    grid: int | None = None  # cells a side of the grid of regions; None where an image is one vector
+    projection: Projection | None = None  # of each region, if any
 
     def __str__(self) -> str:
         grid = "" if self.grid is None else f" on a grid of {self.grid} x {self.grid}"

@@ -25,17 +25,11 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class RowIds:
-    """Ids, groups and known faults of all rows.
+    """Ids, groups and known faults of all rows."""
 
-    Attributes:
-        ids: One text a row (`pyarrow.LargeStringArray`); None where the number of the row is its id.
-        groups: Number of the group of each row (N,), by first appearance; None where all differ.
-        known: Rows that are bad by the table alone, and why.
-    """
-
-    ids: Any = None
-    groups: IntArray | None = None
-    known: dict[int, str] = field(default_factory=dict)
+    ids: Any = None  # `pyarrow.LargeStringArray`; None if the number of the row is its id
+    groups: IntArray | None = None  # (N,) group of each row, by first appearance; None if all differ
+    known: dict[int, str] = field(default_factory=dict)  # rows that are bad by the table alone, and why
 
 
 @dataclass(frozen=True)

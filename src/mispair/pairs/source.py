@@ -54,52 +54,28 @@ _PROBED = 1000  # image files that must not all be missing, before hours are spe
 
 @dataclass(eq=False)
 class Source:
-    """The pairs of a data set, in its order. No row is ever left out: bad ones have a status.
+    """The pairs of a data set, in its order. No row is ever left out: bad ones have a status."""
 
-    Attributes:
-        left: Vectors of one side (N, D); no rows where the images are not encoded yet.
-        right: Vectors of the other side (N, E).
-        layout: How they are stored.
-        name: Where they come from, for messages.
-        names: Ids, groups and known faults.
-        captions: Looks up the texts of rows; None where there are none.
-        image_names: Looks up the image path of rows; None where there are none.
-        images: Folders in which the images are searched, in this order.
-        files: All files that are read.
-        table: The table of ids, captions and paths.
-        folder: The folder that was opened; None for single files and for memory.
-        split: The part of it, where it has parts.
-        network_score: Scores the left items of some rows with the right items of others, (n,), by the networks of a
-            training run; None without a run.
-        joint: Whether the vectors of both sides have a common space.
-        hashes: Difference hashes of the images (N, 2), zero where there is none; None where images were not encoded.
-        shards: Names and sizes of the files that the rows are in, for tables of results beside them.
-        notes: What the reader should know, such as files that are not read.
-        inside: Whether images are inside the files of the data set.
-        outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
-        allow_outside: Whether images outside their folder are read, which a table may name to learn what is in them.
-    """
-
-    left: Side = NO_ROWS
-    right: Side = NO_ROWS
+    left: Side = NO_ROWS  # vectors (N, D); no rows if nothing is encoded yet
+    right: Side = NO_ROWS  # vectors (N, E)
     layout: LayoutName = "raw"
-    name: str = "pairs"
+    name: str = "pairs"  # where they come from, for messages
     names: RowIds = RowIds()  # noqa: RUF009 - it is frozen
-    captions: LookUp | None = None
-    image_names: LookUp | None = None
-    images: tuple[Path, ...] = ()
-    files: tuple[Path, ...] = ()
-    table: Table | None = None
-    folder: Path | None = None
+    captions: LookUp | None = None  # looks up texts of rows
+    image_names: LookUp | None = None  # looks up image paths of rows
+    images: tuple[Path, ...] = ()  # folders to search for images
+    files: tuple[Path, ...] = ()  # all files that are read
+    table: Table | None = None  # of ids, captions and paths
+    folder: Path | None = None  # None for single files and for memory
     split: str | None = None
-    network_score: NetworkScore | None = None
-    joint: bool = False
-    hashes: Hashes | None = None
-    shards: tuple[tuple[str, int], ...] = ()
-    notes: tuple[str, ...] = ()
-    inside: bool = False
-    outside: Path | None = None
-    allow_outside: bool = False
+    network_score: NetworkScore | None = None  # of left items of some rows and right items of others, by a training
+    joint: bool = False  # whether both sides have a common space
+    hashes: Hashes | None = None  # difference hashes of the images (N, 2); zero if there is none
+    shards: tuple[tuple[str, int], ...] = ()  # name and size of each file of rows; results have the same files
+    notes: tuple[str, ...] = ()  # for the user, such as files that are not read
+    inside: bool = False  # whether images are inside the files of the data set
+    outside: Path | None = None  # folder of images that a copy refers to; None if it contains them
+    allow_outside: bool = False  # whether to read images outside their folder, as a table may name any file
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):

@@ -59,42 +59,25 @@ Quoting = Literal[0, 1, 3]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text table is written.
-
-    Attributes:
-        encoding: As Python names it.
-        separator: Between the cells of a row.
-        quoting: `csv.QUOTE_MINIMAL`, `csv.QUOTE_ALL`, or `csv.QUOTE_NONE` where quotation marks mean themselves.
-        header: Whether the first line has the names of the columns; else these are "1", "2" and so on.
-        line_end: Behind each row.
-    """
+    """How a text table is written."""
 
     encoding: str = "utf-8"
     separator: str = ","
-    quoting: Quoting = csv.QUOTE_MINIMAL
-    header: bool = True
+    quoting: Quoting = csv.QUOTE_MINIMAL  # QUOTE_NONE: quotation marks mean themselves
+    header: bool = True  # otherwise the columns are "1", "2" and so on
     line_end: str = "\n"
 
 
 @dataclass(frozen=True)
 class TablePart:
-    """One file of a table, or a table in memory.
+    """One file of a table, or a table in memory."""
 
-    Attributes:
-        path: The file; of a table in memory its name for messages.
-        schema: Names and types of the columns (`pyarrow.Schema`).
-        starts: First row of each chunk that is read at once, and the number of rows.
-        get: Returns a chunk of a table in memory, or converted (`pyarrow.RecordBatch`); None where the chunks are the
-            row groups of the parquet file.
-        format: How a text file is written; None for other tables.
-        is_file: Whether there is such a file.
-    """
-
-    path: Path
-    schema: Any
-    starts: IntArray
+    path: Path  # of a table in memory: its name for messages
+    schema: Any  # `pyarrow.Schema`
+    starts: IntArray  # first row of each chunk that is read at once, and the number of rows
+    # Reads a chunk (`pyarrow.RecordBatch`); None if chunks are the row groups of the parquet file.
     get: Callable[[int], Any] | None = None
-    format: TextFormat | None = None
+    format: TextFormat | None = None  # of a text file
     is_file: bool = True
 
     @classmethod
@@ -144,15 +127,10 @@ class TablePart:
 
 @dataclass(frozen=True)
 class Table:
-    """One table in one or several files with the same columns.
-
-    Attributes:
-        parts: The files.
-        roles: Columns that are known by other means than their names.
-    """
+    """One table in one or several files with the same columns."""
 
     parts: tuple[TablePart, ...]
-    roles: Roles = field(default_factory=dict)
+    roles: Roles = field(default_factory=dict)  # columns without usual names
     # The chunk that was read last, because neighbouring rows are looked up one after the other.
     _recent: dict[tuple[int, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)

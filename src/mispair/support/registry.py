@@ -18,15 +18,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Registry(Generic[T]):
-    """Subclasses of one class by name. Ours come first.
+    """Subclasses of one class by name. Ours come first."""
 
-    Attributes:
-        what: What they are, such as method: a setting of this name chooses one of them.
-        kind: Their base class.
-        built_in: Ours.
-    """
-
-    what: str
+    what: str  # such as method; a setting of this name chooses one
     kind: type[T]
     built_in: dict[str, type[T]]
 

@@ -21,19 +21,12 @@ Layout = Literal["precomp", "vectors"]
 
 
 class DataSet(NamedTuple):
-    """How a layout of data sets is read.
+    """How a layout of data sets is read."""
 
-    Attributes:
-        named: The splits of a folder that have any file.
-        complete: The splits of a folder that have all files.
-        load: Reads a split to train on.
-        open: Opens a split to be audited, or the whole folder where it has none.
-    """
-
-    named: Callable[[Path], Iterable[str]]
-    complete: Callable[[Path], list[str]]
-    load: Callable[..., Pairs]
-    open: Callable[[Path, str | None], DataSetFolder]
+    named: Callable[[Path], Iterable[str]]  # splits with any file
+    complete: Callable[[Path], list[str]]  # splits with all files
+    load: Callable[..., Pairs]  # reads a split to train on
+    open: Callable[[Path, str | None], DataSetFolder]  # opens a split to audit, or the whole folder
 
 
 DATA_SETS: dict[Layout, DataSet] = {

@@ -34,20 +34,14 @@ from mispair.support.files import unreadable
 
 
 class Layout(NamedTuple):
-    """A way in which people store images and captions.
+    """A way in which people store images and captions."""
 
-    Attributes:
-        open: Opens files, given the folder that they were found in (None for a single file), the folder that the image
-            paths start from (None for their own), and the columns without usual names.
-        suffixes: Endings of the files.
-        found: Patterns that find the files in a folder; without one, a folder may only have a single file.
-        has_columns: Whether columns can be named.
-    """
-
+    # Takes files, the folder they were found in (None for a single file), the folder of the images (None for the same),
+    # and columns without usual names.
     open: Callable[[list[Path], Path | None, Path | None, Roles], Source]
     suffixes: tuple[str, ...]
-    found: tuple[str, ...] = ()
-    has_columns: bool = True
+    found: tuple[str, ...] = ()  # patterns that find the files in a folder; by default it may have a single file
+    has_columns: bool = True  # whether columns can be named
 
 
 LAYOUTS = (

@@ -95,20 +95,12 @@ def _read_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Arranged:
-    """Which caption belongs to which image.
+    """Which caption belongs to which image."""
 
-    Attributes:
-        features: (images, R, D) without repetitions, still memory-mapped.
-        link: Image of each caption.
-        image_ids: Name of each image; empty where unknown.
-        per_image: Captions an image; None if not all have equally many.
-        texts: The captions.
-    """
-
-    features: npt.NDArray[Any]
-    link: IntArray
-    image_ids: Sequence[str]
-    per_image: int | None
+    features: npt.NDArray[Any]  # (images, R, D) without repetitions, still memory-mapped
+    link: IntArray  # image of each caption
+    image_ids: Sequence[str]  # name of each image; empty where unknown
+    per_image: int | None  # captions an image; None if not all have equally many
     texts: list[str]
 
 

@@ -45,30 +45,12 @@ class Split(_Entry):
 
 
 class PublishedFile(_Entry):
-    """One published file; None is unknown or does not apply.
+    """One published file; None is unknown or does not apply."""
 
-    Attributes:
-        name: Inside the folder of the data set.
-        kind: What mispair reads it as.
-        source: Name of the `Publisher`.
-        needed: Whether a comparison needs it.
-        holds: Its content in words.
-        shape: Of an array.
-        dtype: Of an array.
-        lines: Number of lines of a text.
-        words: Number of words of a vocabulary.
-        file_bytes: Size of the whole file.
-        sha256: Checksum of the whole file.
-        other_places: Where else it may lie, relative to the folder.
-        split: The split that it belongs to.
-        repacked: Whether size and checksum are of a copy that may not equal the published file byte for byte.
-        without: What mispair does where an optional file is missing.
-    """
-
-    name: str
+    name: str  # path in the folder of the data set
     kind: Kind
-    source: str
-    needed: bool = True
+    source: str  # name of the `Publisher`
+    needed: bool = True  # whether a comparison needs it
     holds: str
     shape: tuple[int, ...] | None = None
     dtype: Literal["float32", "int64"] | None = None
@@ -76,10 +58,10 @@ class PublishedFile(_Entry):
     words: int | None = None
     file_bytes: int | None = None
     sha256: str | None = None
-    other_places: tuple[str, ...] = ()
+    other_places: tuple[str, ...] = ()  # other paths in the folder
     split: Split | None = Field(default=None, exclude=True)
-    repacked: bool = Field(default=False, exclude=True)
-    without: str = Field(default="", exclude=True)
+    repacked: bool = Field(default=False, exclude=True)  # whether size and checksum are of another copy
+    without: str = Field(default="", exclude=True)  # what mispair does where an optional file is missing
 
     @computed_field(alias="bytes")  # type: ignore[prop-decorator]
     @property

@@ -50,12 +50,10 @@ class Edits:
         return np.flatnonzero(changed & self.keep)
 
     def repeats(self, groups: IntArray | None) -> Mask:
-        """(N,) kept rows that have the same image and the same caption as a kept row before them.
+        """(N,) whether a kept row repeats the image and the caption of a kept row before it.
 
         Two pairs that exchanged their captions become one by re-pairing the image of one and the caption of the other.
-
-        Args:
-            groups: (N,) rows of one group share their image; None if all differ.
+        Rows of one group share their image.
         """
         rows = np.setdiff1d(self.rows, list(self.rewritten))
         images = self.image_from[rows] if groups is None else groups[self.image_from[rows]]
@@ -69,11 +67,7 @@ class Edits:
         return replace(self, keep=self.keep & ~self.repeats(groups))
 
     def with_unmatched(self, groups: IntArray | None) -> Edits:
-        """The same, but no row is left out: those that were get images and captions that no pair has.
-
-        Args:
-            groups: (N,) rows of one group share their image; None if all differ.
-        """
+        """Keep all rows: those that were left out get images and captions that no pair has."""
         rewritten = np.isin(np.arange(len(self)), list(self.rewritten))
         return replace(
             self,
@@ -89,7 +83,7 @@ class Edits:
 
 
 def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | None) -> IntArray:
-    """The row whose item each row gets (N,): free rows get items that no other row uses, their own if it is one.
+    """Give each free row an item that no other row uses: its own, if possible.
 
     Args:
         taken: (N,) the row whose item each row gets so far.

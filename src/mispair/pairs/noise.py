@@ -57,10 +57,9 @@ def caption_noise(link: IntArray, noise_ratio: float, seed: int) -> IntArray:
 
 
 def image_noise(n_left: int, noise_ratio: float, seed: int, *, groups: IntArray | None = None) -> IntArray:
-    """Permute a share of the left rows among themselves, as DECL does; rows of one group are one image.
+    """Permute a share of the left rows among themselves, as DECL does: (n_left,) the row in the place of each row.
 
-    Returns:
-        For each left row (n_left,) the row that takes its place: all rows of an image get rows of one other image.
+    All rows of one group, which are one image, get rows of one other image.
 
     >>> image_noise(6, 0.5, seed=0)
     array([0, 2, 5, 3, 4, 1])
@@ -229,14 +228,13 @@ def save_noise(path: str | Path, index: IntArray) -> None:
 
 
 def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = False) -> IntArray:
-    """Read a noise index of either level: the left row of each pair with the noise of the file.
+    """Read a noise index of either level as the left row of each pair.
 
     Args:
         path: An .npy of whole numbers: one left row a pair (caption level), or one left row a left row (image level).
         link: Left row of each pair without noise.
         n_left: Number of left rows.
-        by_row: The file may number pairs instead, whose left rows are meant, as files for vectors do where several rows
-            have the vector of one image.
+        by_row: Whether the numbers may be pairs, as in files for vectors, where several rows have one image.
     """
     mapped = open_array(path, ndim=1, kind="integer")
     if len(mapped) not in (len(link), n_left):

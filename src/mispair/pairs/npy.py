@@ -28,10 +28,7 @@ _AGAIN = "Copy or write the file again."
 def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> npt.NDArray[Any]:
     """Memory-map an .npy file after checking its header and size.
 
-    Args:
-        path: The file.
-        ndim: Number of dimensions; any by default.
-        kind: Type of the numbers; a "vector" may also be int8, as quantised embeddings are.
+    Numbers of the kind "vector" are floats or int8, as quantised embeddings are.
     """
     header = read_header(path, ndim, kind=kind)
     with Path(path).open("rb") as file:  # by its name numpy would look up every folder above it

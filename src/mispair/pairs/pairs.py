@@ -348,12 +348,7 @@ def described(value: Any) -> str:
 
 
 def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
-    """Hash of link, groups, scores, texts and some of the features, and optionally of the truth.
-
-    Args:
-        pairs: The pairs.
-        truth: Whether another truth makes other pairs.
-    """
+    """Hash of link, groups, scores, texts and some of the features, and optionally of the truth."""
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
         digest.update(np.ascontiguousarray(pairs.groups).tobytes())

@@ -50,13 +50,7 @@ class TableWriter:
 
 
 def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
-    """Write a table as parquet or as CSV, by the ending of the name, whole or not at all.
-
-    Args:
-        path: The file: .parquet or .csv.
-        pieces: The table, some rows at a time; at least one piece, which may be empty.
-        overwrite: Whether a file that is there may be replaced.
-    """
+    """Write pieces of a table as parquet or CSV, by the ending of the name, whole or not at all."""
     path = Path(path)
     if path.suffix.lower() not in (".parquet", ".csv"):
         raise DataError(f"{path}: tables are written as .parquet or .csv; choose one of these endings.")

@@ -105,14 +105,14 @@ class Source:
     def with_vectors(
         self, left: Side, right: Side, known: dict[int, str], *, joint: bool = False, hashes: Hashes | None = None
     ) -> Self:
-        """The same images and captions with their vectors.
+        """The same images and captions with vectors (N, D) and (N, E).
 
         Args:
-            left: Vectors of the images (N, D).
-            right: Vectors of the captions (N, E).
+            left: Vectors of the images.
+            right: Vectors of the captions.
             known: Rows that have no vectors, and why.
             joint: Whether some of the vectors of both sides share a space.
-            hashes: Of the images (N, 2); those that are known stay by default.
+            hashes: Hashes of the images; by default those that are known.
         """
         return self._with(
             left=left,
@@ -364,8 +364,8 @@ class Source:
     def fingerprint(self) -> str:
         """A hash by which resumed work recognises its input.
 
-        It is made of all ids, image names and captions; where there are vectors, of the sizes of the files, of when
-        they were last written, and of a sample of rows.
+        Without vectors: of all ids, image names and captions. With vectors: of the sizes and times of the files, and of
+        a sample of rows.
         """
         if not self.is_encoded:
             texts = hashlib.sha256()
@@ -444,8 +444,8 @@ class ImageFiles(Source):
     Args:
         name: Where they come from.
         files: The files that were read.
-        records: Id, image and caption of each row; each may be empty. Ids that are empty or were there before are made
-            of the image's name and the caption's number, as in dog.jpg#0.
+        records: Id, image and caption of each row; each may be empty. A missing or repeated id is made of the image's
+            name and the caption's number, as in dog.jpg#0.
         folder: Folder that the image names start from.
     """
 
@@ -528,14 +528,10 @@ class DataSetFolder(Source):
 
 
 def find_image(places: Sequence[Path], name: str) -> Path | None:
-    """The image file of this name, with or without its ending; None where there is none.
+    """The image file of this name in the first place that has it, with or without its ending.
 
     A name never leads out of the places, by `..`, as an absolute path or through a link: a report or a page must not
     show other images of the machine.
-
-    Args:
-        places: Folders, in which it is searched in their order.
-        name: As the data set has it.
     """
     if not name or "\0" in name:
         return None

@@ -244,11 +244,12 @@ class Table:
 
 
 def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False) -> Table:
-    """Open a table.
+    """Open a table: parquet, or text with one of `SEPARATORS` in UTF-8, UTF-16 or else Windows-1252.
+
+    The first line of a text is its header, unless it names an image file.
 
     Args:
-        paths: The files in their order: parquet, or text with one of `SEPARATORS`. Text is UTF-8, UTF-16, or else
-            Windows-1252; it has a header line, unless its first line names an image file.
+        paths: The files in their order.
         columns: Columns that have no usual names.
         lenient: Whether rows of a text file may lack cells at the end, and blank rows are left out.
     """

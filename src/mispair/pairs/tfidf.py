@@ -27,13 +27,10 @@ _ROWS = 1 << 15  # texts at a time
 
 
 def word_vectors(texts: Sequence[str] | Tokens, width: int = WIDTH) -> npt.NDArray[np.float32]:
-    """One vector a text (N, width): its TF-IDF weights in the main directions of all texts.
+    """One vector a text (N, D): its TF-IDF weights in the main directions of all texts, at least one, at most `width`.
 
-    The same texts give the same vectors. A text that shares no word with another text is a zero vector.
-
-    Args:
-        texts: Texts, or texts as token ids (of which unknown words are left out).
-        width: Number of directions; there are no more than different words, but always one.
+    The same texts give the same vectors. A text that shares no word with another text is a zero vector. Unknown words
+    of token ids are left out.
     """
     weights = tfidf(*_tokens_of(texts) if isinstance(texts, Tokens) else _split(texts), n=len(texts))
     if not weights.shape[1]:

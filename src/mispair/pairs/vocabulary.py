@@ -83,11 +83,7 @@ class Vocabulary:
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def encode(self, texts: Iterable[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Token numbers of all texts one after the other, of each its first `MOST_WORDS` words.
-
-        Returns:
-            The numbers, and offsets (N + 1,) such that text i is `ids[offsets[i]:offsets[i + 1]]`.
-        """
+        """Token numbers of the first `MOST_WORDS` words of all texts, one after the other, and offsets (N + 1,)."""
         ids: list[int] = []
         offsets = [0]
         for text in texts:

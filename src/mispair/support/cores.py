@@ -34,9 +34,6 @@ def share_cores(threads: str | None = None) -> None:
 
     Threads that wait for others sleep. By default they spin, so that several processes beside each other keep the cores
     busy with nothing.
-
-    Args:
-        threads: What the user asks for.
     """
     if threads is not None:
         os.environ[OWN] = str(checked(threads, "threads"))

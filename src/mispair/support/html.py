@@ -38,10 +38,7 @@ def template(name: str, **filters: Callable[..., Any]) -> jinja2.Template:
 def html_table(rows: Iterable[Sequence[Any]], columns: Sequence[str], title: str = "") -> str:
     """A table for `_repr_html_`: every text is escaped and cut to a few lines, numbers have three decimals.
 
-    Args:
-        rows: Values by column: texts, numbers, None for an empty cell, or what `image_cell` returns.
-        columns: Headings.
-        title: Text above the table.
+    Cells are texts, numbers, None, or results of `image_cell`.
 
     >>> print(html_table([[1, "a <b>", 0.5]], ["row", "text", "score"], "1 pair"))
     <table><caption>1 pair</caption><thead><tr><th>row</th><th>text</th><th>score</th></tr></thead><tbody>
@@ -59,12 +56,7 @@ def html_table(rows: Iterable[Sequence[Any]], columns: Sequence[str], title: str
 
 
 def image_cell(source: Path | bytes | None, size: int = 96) -> Markup:
-    """A thumbnail as a cell of `html_table`; empty if there is no image, or none that can be read.
-
-    Args:
-        source: An image file, or its content.
-        size: Longest side in pixels.
-    """
+    """A thumbnail of an image file or its content as a cell of `html_table`; empty if it cannot be read."""
     uri = "" if source is None else thumbnail(source, size).uri
     return Markup('<img src="{}" alt="">').format(uri) if uri else Markup("")
 

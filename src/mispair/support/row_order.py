@@ -17,11 +17,7 @@ def labels_of(values: Any) -> Sequence[Any] | None:
 
 
 def check_order(labels: Mapping[str, Sequence[Any] | None]) -> None:
-    """Refuse rows whose labels are those of the first ones in another order: they may have been sorted since.
-
-    Args:
-        labels: By name of the data; None where there is no index.
-    """
+    """Raise if rows have the labels of others in another order: they may have been sorted since."""
     known = [(name, found) for name, found in labels.items() if found is not None]
     for name, own in known[1:]:
         first, others = known[0]

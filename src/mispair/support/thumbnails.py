@@ -48,10 +48,7 @@ class TooManyPixelsError(Exception):
 def thumbnail(source: Path | bytes, size: int = 160, most_bytes: int = MOST_BYTES) -> Thumbnail:
     """A JPEG of at most `size` x `size` pixels as a data URI; without camera data, comments or transparency.
 
-    Args:
-        source: An image file, or its content.
-        size: Pixels.
-        most_bytes: Its quality is lowered to keep it below this.
+    Its quality is lowered to keep it below `most_bytes`.
     """
     try:
         if isinstance(source, Path) and not source.is_file():
@@ -70,11 +67,9 @@ def thumbnail(source: Path | bytes, size: int = 160, most_bytes: int = MOST_BYTE
 
 @contextmanager
 def open_image(source: str | Path | bytes, enough: int) -> Iterator[Image.Image]:
-    """An image that is not decoded yet.
+    """Open one of `FORMATS` without decoding it.
 
-    Args:
-        source: A file of one of `FORMATS`, or its content.
-        enough: Pixels a side that are enough: a JPEG decodes to an eighth, a quarter or a half of its size for free.
+    With `enough` pixels a side, a JPEG decodes to a part of its size for free.
 
     Raises:
         TooManyPixelsError: It has more than `MOST_PIXELS` nevertheless.

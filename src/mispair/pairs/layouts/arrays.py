@@ -26,7 +26,7 @@ Array = npt.NDArray[np.floating]
 
 
 def image_places(images: str | Path | None) -> tuple[Path, ...]:
-    """The folder of the images, if it is given."""
+    """The folder of the images, if it is given and exists."""
     if images is not None and not Path(images).is_dir():
         raise NotFoundError("no such folder", where=images, expected="the folder that the image paths start from")
     return () if images is None else (Path(images),)
@@ -39,13 +39,12 @@ def open_arrays(
     images: str | Path | None = None,
     columns: Roles | None = None,
 ) -> Source:
-    """Open two .npy files.
+    """Open .npy files of vectors, one a side or one for each encoder of a side.
 
     Args:
-        left: Vectors of one side (N, D); of several encoders as several files.
-        right: Vectors of the other side (N, E), likewise; row i of both is one pair.
-        ids: A table (CSV, TSV or parquet) with one row a pair: id, caption or text, image_path, image or path, group.
-            Without it the number of a row is its id.
+        left: Vectors (N, D).
+        right: Vectors (N, E); row i of both is one pair.
+        ids: A table with one row a pair: id, caption, image_path, group. By default the id is the number of the row.
         images: Folder that the image paths are relative to; by default that of the table.
         columns: Columns of the table that have no usual names.
     """
@@ -77,13 +76,13 @@ def from_memory(
     groups: Any = None,
     texts: Sequence[str] | None = None,
 ) -> Source:
-    """Use arrays as they are.
+    """Open numpy arrays or torch tensors of vectors (N, D), or lists of the vectors of several encoders.
 
     Args:
-        left: Vectors of one side (N, D), a numpy array, or a torch tensor on any device; or a list of views.
-        right: Vectors of the other side (N, E), likewise.
-        ids: One a pair (a list, an array or a series); the number of its row by default.
-        groups: One a pair, likewise: pairs that share it are not wrong for each other (captions of one image).
+        left: Vectors of one side.
+        right: Vectors of the other side; row i of both is one pair.
+        ids: One a pair; by default its number.
+        groups: One a pair; pairs of one group are not wrong for each other.
         texts: One a pair, for people.
     """
     sides = [
@@ -145,12 +144,7 @@ def pair_ids(pairs: Pairs) -> Any:
 
 
 def item_vectors(side: Items, width: int = WIDTH) -> npt.NDArray[np.floating]:
-    """(N, D): the mean of an item's regions, its vector, or the TF-IDF vector of its words.
-
-    Args:
-        side: The items.
-        width: Largest width of the vectors of texts.
-    """
+    """(N, D): the mean of an item's regions, its vector, or the TF-IDF vector of its words (D at most `width`)."""
     if isinstance(side, Tokens):
         return word_vectors(side.texts or side, width)
     if isinstance(side, Regions):

@@ -34,13 +34,7 @@ def clean_edits(table: pyarrow.Table) -> Edits:
 
 
 def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> Edits:
-    """Give flagged pairs their surest suggested partner, on either side, and leave out the others.
-
-    Args:
-        table: The table of an audit.
-        source: The audited pairs.
-        least: Probability that a suggested partner needs.
-    """
+    """Give flagged pairs their surest suggested partner on either side; leave out those without one above `least`."""
     import pyarrow.compute
 
     clean = clean_edits(table)
@@ -58,7 +52,7 @@ def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> E
 
 
 def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
-    """The same by the table that an audit has written."""
+    """`mended_edits` or `clean_edits` of the table that an audit has written."""
     table = read_parquet(path, _COLUMNS)
     return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
 
@@ -79,11 +73,8 @@ def write_copy(
         edits: What becomes of each row.
         out: A new or empty folder, outside the data.
         overwrite: Replace an earlier copy.
-        request: What `is_copied` recognises the copy by.
+        request: Stored, so that `is_copied` recognises the copy.
         also: Writes other files of the copy to its folder.
-
-    Raises:
-        DataError: Nothing is left, the folder holds something else or lies in the data, or the disk is full.
     """
     if len(edits) != len(source):
         raise ValueError(f"edits of {len(edits)} rows for {len(source)}")
@@ -116,17 +107,9 @@ def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
 
 
 def check_copy(folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
-    """Raise if no copy of a data set may be written to `out`; only an earlier copy is ever replaced.
+    """Raise if no copy of a data set in `folder` or `files` may be written to `out`.
 
-    Args:
-        folder: Folder of the data set, if it has one.
-        files: Its files.
-        out: Folder of the copy.
-        overwrite: Replace an earlier copy.
-
-    Raises:
-        ConflictError: One of the data and the copy would contain the other.
-        ExistsError: `out` is a file, or holds something that would be lost.
+    Only an earlier copy is replaced, because a folder may be named by mistake.
     """
     out = out.resolve()
     files = [path.resolve() for path in files]

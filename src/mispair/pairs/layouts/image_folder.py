@@ -52,9 +52,7 @@ class CopiedImages(ImageFiles):
 class TextFiles(CopiedImages):
     """A folder of images, each with its captions in a text file of the same name, a caption a line.
 
-    Args:
-        folder: The text files.
-        images: The images; the same folder by default.
+    The images may be in another folder.
     """
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
@@ -95,9 +93,9 @@ class JsonLines(CopiedImages):
     """Files with an image path and a caption in each line, such as the `metadata.jsonl` of an imagefolder.
 
     Args:
-        paths: The files; image paths start from the folder of each.
-        root: Folder of the data set, which a copy contains with its images; None for a file whose images stay outside.
-        images: Folder that the image paths start from, instead.
+        paths: The files.
+        root: Folder of the data set, which a copy contains with its images; None for a file with images elsewhere.
+        images: Folder that the image paths start from; by default that of each file.
         columns: Keys that have no usual names.
     """
 

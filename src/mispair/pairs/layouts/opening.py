@@ -60,11 +60,11 @@ _INSIDE = (".txt", ".tar", ".parquet", ".jsonl", ".ndjson", *IMAGE_SUFFIXES)
 def open_raw(
     path: Path, images: Path | None = None, columns: Roles | None = None, *, allow_outside: bool = False
 ) -> Source:
-    """Open images and captions of a file or folder, in its order.
+    """Open images and captions of a file or folder, in its order; see the table above.
 
     Args:
-        path: See the table above.
-        images: Folder that the image paths start from; the one of the file by default.
+        path: The file or folder.
+        images: Folder that the image paths start from; by default that of the file.
         columns: Columns of a table that have no usual names.
         allow_outside: Read images outside that folder too.
     """
@@ -132,11 +132,11 @@ def open_source(
     """Open a folder of vectors or features to be audited.
 
     Args:
-        folder: In the clip-retrieval, the SCAN or DataComp's layout, or "shapes".
-        images: Folder that the image paths of the table are relative to. By default they are looked for in the folder
-            itself, in its `images` folder and in the working directory.
-        split: Which part of a folder that has train, dev and test inside; train by default.
-        vectors: Which vectors of DataComp; those of the better model by default.
+        folder: In the layout of clip-retrieval, SCAN or DataComp, or "shapes".
+        images: Folder that the image paths start from; by default `images` in the folder, the folder itself or the
+            working directory.
+        split: Split of a folder that has several; train by default.
+        vectors: Model of DataComp's vectors; by default the better one.
     """
     if find_datacomp(Path(folder)):
         return open_datacomp(Path(folder), vectors)

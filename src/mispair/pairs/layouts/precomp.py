@@ -232,12 +232,9 @@ def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequenc
 
 
 def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
-    """Raise if the image ids say that the captions of one image do not stand together.
+    """Raise if the image ids say that the `per_image` captions of one image do not stand together.
 
-    Args:
-        ids: Image id of each caption; captions may also have ids of their own, all different.
-        per_image: Captions an image.
-        path: Where they were read.
+    Captions may also have ids of their own, all different.
     """
     if len(set(ids)) == len(ids):
         return

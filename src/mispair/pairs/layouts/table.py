@@ -27,13 +27,7 @@ _CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k
 
 
 def open_pairs(table: Table, images: Path, root: Path | None = None) -> Source:
-    """The pairs of a table with columns of images and captions.
-
-    Args:
-        table: The table.
-        images: Folder that the image paths start from.
-        root: Folder that the files of the table are in; the one file by default.
-    """
+    """The pairs of a table; image paths start from `images`, and several files lie in `root`."""
     image, caption = table.require({"image_path": "images", "caption": "captions"})
     # A group says which rows share their image, so it comes with the image.
     group = table.find("group")

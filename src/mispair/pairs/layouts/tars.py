@@ -44,12 +44,7 @@ class _Sample(NamedTuple):
 
 
 class Tars(Source):
-    """The samples of tars, in their order.
-
-    Args:
-        paths: The tars.
-        root: Folder of the data set; None for a single tar.
-    """
+    """The samples of tars, in their order; `root` is the folder of the data set, None for a single tar."""
 
     def __init__(self, paths: Sequence[Path], root: Path | None) -> None:
         import pyarrow

@@ -63,20 +63,7 @@ def example(seed: int, split: str, index: int) -> Example:
 
 
 def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TEST) -> Path:
-    """Write the data set to a new folder, which appears whole or not at all.
-
-    Args:
-        out: Folder to write; it must be absent or empty.
-        seed: The same seed gives the same files.
-        train: Images to train with.
-        dev: Images to validate with.
-        test: Images to test with.
-
-    Raises:
-        ExistsError: `out` holds something already.
-        WriteError: It cannot be written.
-        InvalidValueError: A size or the seed is out of range.
-    """
+    """Write the data set to a new or empty folder, whole or not at all; the same seed gives the same files."""
     sizes = dict(zip(_SPLITS, (train, dev, test), strict=True))
     for split, size in sizes.items():
         if size < 1:

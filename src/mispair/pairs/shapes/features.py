@@ -32,10 +32,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def grid_features(images: npt.NDArray[np.uint8]) -> Floats:
-    """Describe images by a 6 × 6 grid of overlapping windows.
-
-    Args:
-        images: RGB pixels (N, 120, 120, 3).
+    """Describe RGB images (N, 120, 120, 3) by a 6 × 6 grid of overlapping windows.
 
     Returns:
         (N, 36, FEATURE_SIZE): colours, edges, ground and shape of each window, all about 0 to 3, then the window's row

@@ -127,9 +127,10 @@ def check_copy(folder: Path | None, files: Iterable[Path], out: Path, overwrite:
         advice = "Replace an earlier copy with `overwrite`, or choose another folder."
         raise ExistsError("the folder is not empty", where=out, advice=advice)
     mark = read_json(out / MARK)
-    if not isinstance(mark, dict) or not isinstance(mark.get("files"), list):
+    known = mark.get("files") if isinstance(mark, dict) else None
+    if not isinstance(known, list):
         raise ExistsError(f"the folder has no {MARK}, so it is not known to be a copy", where=out, advice=another)
-    others = sorted(there.difference([MARK], mark["files"]))
+    others = sorted(there.difference([MARK], known))
     if others:
         what = f"the folder also holds {listed(others)}, which is not part of the copy and would be lost"
         raise ExistsError(what, where=out, advice=another)

@@ -1,4 +1,4 @@
-"""Errors that users can fix. The command line prints them as a sentence; programs read their class and fields."""
+"""Errors for users to fix: sentences on the command line, classes and fields for programs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class MispairError(Exception):
-    """An error that the user can fix; the command line prints it and exits with `code`.
+    """An error for the user to fix; the command line prints it and exits with `code`.
 
     Settings are named in backticks, as in Python: `keep_best`. The command line prints them as flags.
 
@@ -41,7 +41,7 @@ class MispairError(Exception):
 
 
 class DataError(MispairError):
-    """The data is not what it should be."""
+    """The data is wrong."""
 
 
 class NotFoundError(DataError):
@@ -113,7 +113,7 @@ class NonFiniteError(TrainingError):
 
 
 class StoppedError(TrainingError):
-    """A signal stopped the work; what was done is saved."""
+    """A signal stopped the work; finished work is saved."""
 
     def __init__(self, what: str, code: int = 143, **fields: Any) -> None:
         super().__init__(what, **fields)

@@ -1,4 +1,4 @@
-"""The columns that an audit adds to pairs: match scores, flags, shared items and suggested partners.
+"""An audit's columns: match scores, flags, shared items and suggested partners.
 
 This is the only place that reads them from an audit's table.
 """
@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as compute
+import pyarrow.csv
 
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
 from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, described
@@ -18,9 +21,6 @@ from mispair.pairs.result_tables import TABLE, write_table
 from mispair.pairs.row_ids import numbers
 from mispair.pairs.tables import read_parquet
 from mispair.support.files import regular, unreadable
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Mask = npt.NDArray[np.bool_]
 SCORE, FLAGGED = "match_score", "is_mismatch"
@@ -48,7 +48,7 @@ class Suggestions:
 
 @dataclass(frozen=True)
 class AuditColumns:
-    """What an audit says about N pairs."""
+    """Match scores, flags, shared items and suggestions for N pairs."""
 
     match_score: FloatArray  # (N,) probability that each pair matches; NaN where it could not be read
     flagged: Mask  # (N,) whether each pair is flagged; False where it could not be read
@@ -68,7 +68,7 @@ class AuditColumns:
 
     @classmethod
     def of_pairs(cls, pairs: Pairs) -> AuditColumns:
-        """The columns that pairs have."""
+        """The columns of pairs with match scores."""
         if pairs.match_score is None or pairs.flagged is None:
             raise DataError(
                 "these pairs have no match scores",
@@ -92,9 +92,7 @@ class AuditColumns:
 
     @classmethod
     def of_table(cls, table: pyarrow.Table, name: str = "the table") -> AuditColumns:
-        """Columns of a table as an audit writes it; `match_score` is the only one that must be there."""
-        import pyarrow.compute as compute
-
+        """The columns of an audit's table; only `match_score` is required."""
         if SCORE not in table.column_names:
             found = ", ".join(table.column_names) or "no columns"
             raise NotFoundError(f'there is no column "{SCORE}", only {found}', where=name, expected=EXPECTED)
@@ -117,8 +115,6 @@ class AuditColumns:
     @classmethod
     def read(cls, path: Path) -> AuditColumns:
         """The columns of the table of an audit, or of the one in its folder."""
-        import pyarrow
-
         table = read_audit_table(path)
         try:
             return cls.of_table(table, str(path))
@@ -147,9 +143,7 @@ class AuditColumns:
         return pairs.with_audit(self.match_score, self.flagged)
 
     def save(self, path: Path) -> None:
-        """Write the match scores and flags as a table that `read` reads."""
-        import pyarrow
-
+        """Write the match scores and flags as a table for `read`."""
         columns = {SCORE: self.match_score.astype(np.float32), FLAGGED: self.flagged}
         write_table(path, [pyarrow.table(columns)], overwrite=True)
 
@@ -158,10 +152,7 @@ class AuditColumns:
 
 
 def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow.Table:
-    """The named columns of an audit's table that are there; all of a CSV file."""
-    import pyarrow
-    import pyarrow.csv
-
+    """The named columns of an audit's table, as far as they are there; all of a CSV file."""
     file = path / TABLE if path.is_dir() else path
     if not file.exists():
         raise NotFoundError("no such file", where=file, expected=EXPECTED)
@@ -188,9 +179,7 @@ def _checked(score: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
 
 
 def _suggested(table: pyarrow.Table, side: str) -> Suggestions | None:
-    """The best partner of each pair that has one."""
-    import pyarrow.compute as compute
-
+    """The best partner of each pair, if there is one."""
     name = f"suggested_{side}"
     if name not in table.column_names or "id" not in table.column_names:
         return None
@@ -206,9 +195,6 @@ def _suggested(table: pyarrow.Table, side: str) -> Suggestions | None:
 
 def _numbered(column: Any) -> IntArray:
     """(N,) one number for each different value; a missing or empty one is a value of its own."""
-    import pyarrow
-    import pyarrow.compute as compute
-
     texts = compute.fill_null(compute.cast(column, "large_string"), "")
     items = numbers(texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts)
     return np.arange(len(texts)) if items is None else items

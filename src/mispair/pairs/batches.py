@@ -53,7 +53,7 @@ class Batch:
 
 
 class PadShape(NamedTuple):
-    """Padded size of a batch of texts, rounded up so that few different sizes occur."""
+    """Padded size of a batch of texts, rounded up so as to have few different sizes."""
 
     width: int  # of the longest text
     total: int  # of all texts together
@@ -84,7 +84,7 @@ class SideLoader:
         return len(self.side.vocabulary) if isinstance(self.side, Tokens) else 0
 
     def pad_shape(self, *batches: IntArray) -> PadShape | None:
-        """A shape that fits each of these batches of texts; None on a CPU and for features."""
+        """A shape for all of these batches of texts; None on a CPU and for features."""
         if self.device.type != "cuda" or not isinstance(self.side, Tokens):
             return None
         lengths = [self.side.lengths[rows] for rows in batches]
@@ -118,7 +118,7 @@ class SideLoader:
         return send(torch.from_numpy(self._converted(self.side.features[rows])), self.device)  # type: ignore[union-attr]
 
     def _kind(self, features: np.ndarray) -> type[np.floating]:
-        """Half precision on a GPU; float32 on a CPU, where half precision is slower, and for vectors that come in it.
+        """Half precision on a GPU; float32 on a CPU, where half precision is slower, and for vectors in float32.
 
         Their numbers may have any offset, such as years, beside which half precision would lose all differences.
         """
@@ -152,7 +152,7 @@ class PairLoader:
         self.right = SideLoader(pairs.right, device, share / 2)
 
     def pad_shapes(self, *batches: IntArray) -> PadShapes:
-        """Shapes that fit the left and the right items of each of these batches of pairs."""
+        """Shapes for the left and the right items of all of these batches of pairs."""
         return self.left.pad_shape(*(self.pairs.link[pairs] for pairs in batches)), self.right.pad_shape(*batches)
 
     def batch(
@@ -200,7 +200,7 @@ def pad_tokens(side: Tokens, rows: IntArray, width: int | None = None) -> tuple[
 
 @dataclass(frozen=True)
 class Augmentation:
-    """VSE-inf's size augmentation, which drops elements of sets and texts at random.
+    """VSE-inf's size augmentation: drop elements of sets and texts at random.
 
     A region is dropped with probability `rate`. A token is selected with that probability: half of the selected ones
     become `mask_id`, a tenth a random word, and the rest is dropped. At least one element stays.

@@ -1,4 +1,4 @@
-"""Checks a data set before training: what it holds, and every problem, not only the first."""
+"""Check a data set before training: its contents, and all of its problems."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _check_captions(split: str, texts: list[str], words: Vocabulary | None, foun
 
 
 def unknown_share(ids: npt.NDArray[np.int32], offsets: IntArray) -> float:
-    """Share of the words of encoded texts that the vocabulary does not hold; start and end are no words.
+    """Share of unknown words in encoded texts, without start and end.
 
     >>> unknown_share(np.array([1, 4, 3, 3, 2, 1, 3, 2]), np.array([0, 5, 8]))
     0.75
@@ -230,7 +230,7 @@ def unknown_share(ids: npt.NDArray[np.int32], offsets: IntArray) -> float:
 
 
 def mostly_unknown(side: Side) -> float | None:
-    """Share of unknown words if it is too high to train on; None otherwise, and for sides that are no texts."""
+    """Share of unknown words if it is too high to train on; otherwise None."""
     share = unknown_share(side.ids, side.offsets) if isinstance(side, Tokens) else 0.0
     return share if share > MOSTLY_UNKNOWN else None
 
@@ -270,7 +270,7 @@ def _note_training_images(arrays: Mapping[str, FloatArray], found: Check) -> Non
 
 
 def _digests(features: FloatArray) -> Iterator[bytes]:
-    """Of each image that is not all zero."""
+    """Hashes of all images, without those of zeros."""
     return (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in features if row.any())
 
 
@@ -305,7 +305,7 @@ def _check_noise(path: Path, train: Pairs | None, found: Check) -> None:
 
 
 def _train_link(found: Check) -> tuple[IntArray, int, str]:
-    """The link of the training pairs without noise, the number of images, and a note on what was assumed."""
+    """The link of the training pairs without noise, the number of images, and a note on assumptions."""
     train = found.splits.get("train", dict.fromkeys(_OF_SPLIT))
     usual = precomp.USUAL_CAPTIONS_PER_IMAGE
     captions, images, assumed = train["captions"], train["images"], ""

@@ -1,4 +1,4 @@
-"""What the copies of all layouts have in common: rows of arrays, files, and tables as they were written."""
+"""Parts of a copy of any layout: rows of arrays, files, and tables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
 
 from mispair.pairs.edits import Edits, LookUp
 from mispair.pairs.pairs import IntArray
@@ -40,8 +43,6 @@ class TableCopies:
     @property
     def embedded(self) -> bool:
         """Whether the images are in the table."""
-        import pyarrow
-
         if not self.of_image:
             return False
         kind = self.table.parts[0].schema.field(self.of_image[0]).type
@@ -71,9 +72,6 @@ class TableCopies:
 
     def _edited(self, part: TablePart, start: int, edits: Edits) -> Iterator[Any]:
         """The written rows of a part as record batches."""
-        import pyarrow
-        import pyarrow.compute
-
         for batch in part.records(size=WITH_IMAGES if self.embedded else BATCH):
             rows, images, captions = edits.part(start, start + len(batch))
             kept = batch.take(pyarrow.array(rows - start))
@@ -96,8 +94,6 @@ class TableCopies:
 
     def _moved(self, batch: Any, column: str, rows: IntArray, sources: IntArray) -> Any:
         """The batch with cells from other rows."""
-        import pyarrow
-
         own = batch.column(column)
         own = own.cast(self.table.kind(column) or own.type)
         moved = np.flatnonzero(rows != sources)
@@ -115,8 +111,6 @@ def _with_column(batch: Any, column: str, values: Any) -> Any:
 
 
 def _write_parquet(part: TablePart, batches: Iterator[Any], file: IO[bytes]) -> None:
-    import pyarrow.parquet
-
     first = next(batches)
     # The notes of the schema tell Hugging Face's datasets which columns are images.
     schema = first.schema.with_metadata(part.schema.metadata)
@@ -161,7 +155,7 @@ def copy_files(files: Iterable[Path], folder: Path, out: Path) -> None:
 
 
 def write_vectors(path: Path, side: Side, rows: IntArray) -> None:
-    """The vectors at some rows of a side as one .npy file, in the type in which they are stored."""
+    """Write the vectors at some rows of a side as one .npy file, in their own type."""
     dtype = side.dtype
     write_rows(path, lambda wanted: side.gather(wanted, dtype), rows)
 

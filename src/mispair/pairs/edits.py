@@ -1,4 +1,4 @@
-"""What becomes of each row of a data set, in a copy."""
+"""Edits of the rows of a data set, for a copy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LookUp = Callable[[IntArray], list[str]]  # texts of rows
 
 @dataclass(frozen=True)
 class Edits:
-    """What becomes of each of N rows."""
+    """The image and caption of each of N rows in a copy."""
 
     keep: Mask  # (N,) whether the row is written
     image_from: IntArray  # (N,) the row whose image it gets, by default its own
@@ -32,18 +32,18 @@ class Edits:
 
     @classmethod
     def keeping(cls, keep: Mask) -> Edits:
-        """Rows that are kept as they are, and others that are left out."""
+        """Keep some rows as they are, and leave out the others."""
         own = np.arange(len(keep))
         return cls(np.asarray(keep), own, own)
 
     @property
     def rows(self) -> IntArray:
-        """The rows that are written, ascending."""
+        """The kept rows, ascending."""
         return np.flatnonzero(self.keep)
 
     @property
     def repaired(self) -> IntArray:
-        """The rows that are written with another image or caption."""
+        """The kept rows with another image or caption."""
         own = np.arange(len(self))
         changed = (self.image_from != own) | (self.caption_from != own)
         changed[list(self.rewritten)] = True
@@ -63,11 +63,11 @@ class Edits:
         return found
 
     def each_once(self, groups: IntArray | None) -> Edits:
-        """The same without rows that repeat another one."""
+        """Leave out rows after the first with the same image and caption."""
         return replace(self, keep=self.keep & ~self.repeats(groups))
 
     def with_unmatched(self, groups: IntArray | None) -> Edits:
-        """Keep all rows: those that were left out get images and captions that no pair has."""
+        """Keep all rows: give unused images and captions to those that were left out."""
         rewritten = np.isin(np.arange(len(self)), list(self.rewritten))
         return replace(
             self,
@@ -83,7 +83,7 @@ class Edits:
 
 
 def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | None) -> IntArray:
-    """Give each free row an item that no other row uses: its own, if possible.
+    """Give each free row an unused item: its own, if possible.
 
     Args:
         taken: (N,) the row whose item each row gets so far.

@@ -1,4 +1,4 @@
-"""Synthetic noise: mismatched pairs made on purpose, and the index files in which noise is shared.
+"""Synthetic noise: pairs mismatched on purpose, and index files of noise.
 
 Two protocols of the field. Caption level (NCR, BiCro, MSCN): the images of a share of the captions are shuffled, so an
 image keeps some of its captions. Image level (DECL): a share of the images is permuted, and all captions of an image
@@ -81,7 +81,7 @@ def image_noise(n_left: int, noise_ratio: float, seed: int, *, groups: IntArray 
 def near_noise(
     link: IntArray, features: FloatArray, noise_ratio: float, seed: int, *, groups: IntArray | None = None
 ) -> IntArray:
-    """Exchange the left rows of pairs whose left items are among each other's nearest neighbours.
+    """Exchange the left rows of pairs with left items among each other's nearest neighbours.
 
     Near is a high cosine of the centred features, mean-pooled where they are regions. A pair is exchanged at most once.
     Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no mismatch. The
@@ -201,7 +201,7 @@ def _nearest(unit: npt.NDArray[np.float32], k: int) -> IntArray:
 
 
 def _halves(unit: npt.NDArray[np.float32], rows: IntArray) -> Iterator[IntArray]:
-    """Cuts rows into parts of similar ones that are small enough to be compared."""
+    """Cut rows into parts of similar ones, small enough to be compared."""
     if len(rows) <= _COMPARED:
         yield rows
         return
@@ -211,7 +211,7 @@ def _halves(unit: npt.NDArray[np.float32], rows: IntArray) -> Iterator[IntArray]
 
 
 def mismatch(link: IntArray, truth: IntArray, groups: IntArray | None = None) -> float:
-    """Share of the pairs whose left row is not the true one, nor one of the same group.
+    """Share of the pairs with a left row other than the true one and outside its group.
 
     >>> mismatch(np.array([0, 1, 1, 0]), np.array([0, 0, 1, 1]))
     0.5
@@ -222,7 +222,7 @@ def mismatch(link: IntArray, truth: IntArray, groups: IntArray | None = None) ->
 
 
 def save_noise(path: str | Path, index: IntArray) -> None:
-    """Write a noise index as the int64 .npy that the peers' code reads, whole or not at all."""
+    """Write a noise index as int64 .npy, readable by the peers' code, whole or not at all."""
     with replacing(path) as file:
         np.save(file, np.asarray(index, dtype=np.int64), allow_pickle=False)
 

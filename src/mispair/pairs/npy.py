@@ -65,7 +65,7 @@ def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind)
 
 
 class MappedArray(np.memmap[Any, Any]):
-    """A memory-mapped array that checks, each time it is read, that its file is still whole.
+    """A memory-mapped array; each reading checks the length of its file.
 
     Reading a mapping behind the end of its file ends the process without a word (SIGBUS).
     """
@@ -102,7 +102,7 @@ class Header:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def array(self, content: bytes) -> npt.NDArray[Any]:
-        """The array of a file with this content, which it shares."""
+        """The array of a file with this content, without a copy."""
         flat = np.frombuffer(content, self.dtype, math.prod(self.shape), self.offset)
         return flat.reshape(self.shape, order="F" if self.by_column else "C")
 
@@ -183,7 +183,7 @@ def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
 
 
 def check_finite(array: npt.NDArray[Any], name: str) -> None:
-    """Raise if features (N, ...) are not finite in float32, in which networks compute."""
+    """Raise if features (N, ...) are not finite in float32, the type of networks."""
     for first, chunk in chunks(array):
         with np.errstate(over="ignore", invalid="ignore"):
             if chunk.dtype.itemsize > 4:

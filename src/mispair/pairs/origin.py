@@ -1,4 +1,4 @@
-"""How the features of a data set were made from image files and texts, so that new ones can be made alike.
+"""How the features of a data set were made from image files and texts.
 
 `mispair encode` writes it beside them: names in `encode.json`, the projection of region features in `basis.npz`.
 """
@@ -93,7 +93,7 @@ class Origin:
         return cls(image, text, grid, Projection.load(folder / BASIS) if projected else None)
 
     def write(self, folder: Path) -> None:
-        """Writes what `read` reads."""
+        """Write the files for `read`."""
         request = {"image model": self.image_model, "text model": self.text_model, "grid": self.grid}
         write_atomically(folder / MARK, json.dumps({"request": request}).encode())
         if self.projection is not None:
@@ -101,19 +101,19 @@ class Origin:
 
 
 def note_source(folder: Path, source: Path) -> None:
-    """Notes what the user calls the data that the features in a folder were made from."""
+    """Note the name of the data that the features in a folder were made from."""
     write_atomically(folder / MADE_FROM, json.dumps({"source": plain(source.resolve().name)}).encode())
 
 
 def data_name(folder: Path) -> str:
-    """What to call the data in a folder: what it was made from where that is noted, else the folder."""
+    """Name of the data in a folder: its noted source, else the folder."""
     found = read_json(folder / MADE_FROM)
     source = found.get("source") if isinstance(found, dict) else None
     return source if isinstance(source, str) and source else folder.name
 
 
 def check_as_encoded(folder: Path) -> None:
-    """Refuses files of `mispair encode` that have changed since it wrote them; other folders pass."""
+    """Raise if files of `mispair encode` have changed; other folders pass."""
     found = read_json(folder / MARK)
     files = found.get("files") if isinstance(found, dict) else None
     for name, written in files.items() if isinstance(files, dict) else ():

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from mispair.errors import ConflictError, ShapeError
 
@@ -36,8 +37,6 @@ def as_views(values: Any) -> list[Any]:
 
 
 def _arrow_vectors(values: Any) -> Any:
-    import pyarrow
-
     if isinstance(values, pyarrow.Table | pyarrow.RecordBatch):
         return np.stack([column.to_numpy() for column in values.columns], axis=1)
     if isinstance(values, pyarrow.ChunkedArray):
@@ -49,8 +48,6 @@ def _arrow_vectors(values: Any) -> Any:
 
 def as_table(values: Any) -> Any:
     """A table of another library as a `pyarrow.Table`; None where it is none."""
-    import pyarrow
-
     library, kind = type(values).__module__.partition(".")[0], type(values).__name__
     if library == "pandas" and kind == "DataFrame":
         return pyarrow.Table.from_pandas(values, preserve_index=False)
@@ -67,8 +64,6 @@ def as_table(values: Any) -> Any:
 
 def as_pairs(left: Any, right: Any, ids: Any) -> Any:
     """Image paths and captions in two lists as a `pyarrow.Table`; None where they are no texts."""
-    import pyarrow
-
     sides = [values.to_pylist() if hasattr(values, "to_pylist") else values for values in (left, right)]
     if not all(_are_texts(values) for values in sides):
         return None

@@ -214,7 +214,7 @@ class Pairs:
 
     @classmethod
     def _unencoded_of(cls, source: Source) -> Pairs:
-        """Pairs whose vectors have no numbers yet."""
+        """Pairs with vectors of width 0, until they are encoded."""
         images = np.arange(len(source)) if source.groups is None else source.groups
         left, right = (Vectors(np.empty((count, 0), np.float32)) for count in (int(images.max()) + 1, len(source)))
         return cls(left, right, images, name=source.name, source=source)
@@ -288,12 +288,12 @@ class Pairs:
 
     @property
     def right_groups(self) -> IntArray:
-        """Group of each right item, by its true partner where that is known."""
+        """Group of each right item, by its true partner if known."""
         return self.left_groups[self.link if self.truth is None else self.truth]
 
     @property
     def mismatched(self) -> npt.NDArray[np.bool_] | None:
-        """Which pairs are mismatched; None where the truth is unknown."""
+        """(N,) whether each pair is mismatched; None if the truth is unknown."""
         if self.truth is None:
             return None
         return np.asarray(self.left_groups[self.link] != self.left_groups[self.truth])
@@ -387,7 +387,7 @@ def select(side: Side, rows: IntArray) -> Side:
 
 
 def subset(pairs: Pairs, rows: IntArray) -> Pairs:
-    """The pairs at ascending `rows`, with the left items that these have, or should have."""
+    """The pairs at ascending `rows` with their present and true left items."""
     named = [pairs.link[rows]] if pairs.truth is None else [pairs.link[rows], pairs.truth[rows]]
     left = np.unique(np.concatenate(named))
     return replace(
@@ -406,7 +406,7 @@ def subset(pairs: Pairs, rows: IntArray) -> Pairs:
 
 
 def with_first_items(pairs: Pairs, most: int) -> Pairs:
-    """Only the pairs of the first `most` left items that have any; all where there are no more items."""
+    """Only the pairs of the first `most` linked left items."""
     if len(pairs.left) <= most:
         return pairs
     last = np.unique(pairs.link)[:most][-1]
@@ -414,7 +414,7 @@ def with_first_items(pairs: Pairs, most: int) -> Pairs:
 
 
 def unflagged(pairs: Pairs) -> Pairs:
-    """Without the pairs that an audit flagged; all of them where there was none, or it left fewer than two."""
+    """Without flagged pairs; all pairs if there was no audit or fewer than two are left."""
     if pairs.flagged is None:
         return pairs
     rows = np.flatnonzero(~pairs.flagged)

@@ -1,4 +1,4 @@
-"""Tables of results as parquet and as CSV that a spreadsheet or a terminal can show without harm."""
+"""Tables of results as parquet and CSV, harmless in spreadsheets and terminals."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import re
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import pyarrow
+import pyarrow.compute as compute
+import pyarrow.csv
+import pyarrow.parquet
 
 from mispair.errors import DataError
 from mispair.support.files import replacing
-
-if TYPE_CHECKING:
-    import pyarrow
 
 TABLE = "pairs.parquet"  # the table of an audit, in its folder
 # Spreadsheets compute what begins like this, unless it is a number.
@@ -40,9 +42,6 @@ class TableWriter:
 
     def write(self, piece: pyarrow.Table) -> None:
         if self._writer is None:
-            import pyarrow.csv
-            import pyarrow.parquet
-
             is_csv = self._path.suffix.lower() == ".csv"
             made = (pyarrow.csv.CSVWriter if is_csv else pyarrow.parquet.ParquetWriter)(self._file, piece.schema)
             self._writer = self._open.enter_context(made)
@@ -62,12 +61,10 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
 
 
 def defused(table: pyarrow.Table) -> pyarrow.Table:
-    """The table for people: with texts that neither a spreadsheet computes nor a terminal obeys.
+    """The table for people: spreadsheets compute nothing, terminals obey nothing.
 
     What a spreadsheet would compute gets an apostrophe in front, and control characters become U+FFFD.
     """
-    import pyarrow
-
     for place, field in enumerate(table.schema):
         if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
             table = table.set_column(place, field, _harmless(table.column(place)))
@@ -75,7 +72,7 @@ def defused(table: pyarrow.Table) -> pyarrow.Table:
 
 
 def original(text: str) -> str:
-    """The text that was defused to this one, as far as it can be known.
+    """The text before it was defused, as far as it can be known.
 
     >>> original("'=1+1"), original("'twas")
     ('=1+1', "'twas")
@@ -84,9 +81,6 @@ def original(text: str) -> str:
 
 
 def _harmless(column: Any) -> Any:
-    import pyarrow
-    import pyarrow.compute as compute
-
     formula = compute.and_not(
         compute.match_substring_regex(column, _FORMULA), compute.match_substring_regex(column, _NUMBER)
     )

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.compute
 
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.pairs import IntArray
@@ -34,7 +36,7 @@ class RowIds:
 
 @dataclass(frozen=True)
 class Texts:
-    """Looks up texts that are in memory, as a `pyarrow.LargeStringArray`."""
+    """Looks up texts in memory (`pyarrow.LargeStringArray`)."""
 
     array: Any
 
@@ -43,8 +45,6 @@ class Texts:
         return cls(as_texts(values))
 
     def __call__(self, rows: IntArray) -> list[str]:
-        import pyarrow
-
         found: list[str] = self.array.take(pyarrow.array(rows)).to_pylist()
         return found
 
@@ -84,24 +84,19 @@ def flat(values: Any, what: str, n: int) -> list[Any]:
 
 
 def from_images(images: Sequence[str]) -> RowIds:
-    """Names by the image of each row, which several rows may share."""
+    """Names by the image of each row; several rows may share an image."""
     texts = as_texts(images)
     return RowIds(_of_images(texts), numbers(texts))
 
 
 def as_texts(values: Iterable[object]) -> Any:
-    """One pyarrow array of texts; None and NaN, which is how pandas writes a gap, are empty ones."""
-    import pyarrow
-
+    """One pyarrow array of texts; None and NaN (a gap in pandas) become empty."""
     texts = ("" if value is None or value != value else plain(str(value)) for value in values)
     return pyarrow.array(texts, pyarrow.large_string())
 
 
 def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
     """The first row with each of the wanted ids."""
-    import pyarrow
-    import pyarrow.compute
-
     wanted = [plain(text) for text in wanted]  # as the ids themselves are
     if not wanted:
         return np.empty(0, dtype=np.int64)
@@ -130,9 +125,6 @@ def numbers(values: Any) -> IntArray | None:
     >>> numbers(pyarrow.array(["a", "", "a", ""]))
     array([0, 1, 0, 2])
     """
-    import pyarrow
-    import pyarrow.compute
-
     codes = _codes(values)
     empty = () if pyarrow.types.is_integer(values.type) else np.flatnonzero(pyarrow.compute.equal(values, ""))
     if len(empty) > 1:
@@ -146,8 +138,6 @@ def _codes(values: Any) -> IntArray:
 
 
 def _bad_ids(ids: Any) -> dict[int, str]:
-    import pyarrow.compute
-
     groups = numbers(ids)
     later = () if groups is None else np.delete(np.arange(len(ids)), np.unique(groups, return_index=True)[1])
     missing = np.flatnonzero(pyarrow.compute.equal(ids, ""))
@@ -156,9 +146,6 @@ def _bad_ids(ids: Any) -> dict[int, str]:
 
 def _of_images(images: Any) -> Any:
     """Ids from the image of each row: itself where all differ, else with the number of the row of its image."""
-    import pyarrow
-    import pyarrow.compute
-
     ids, groups = images, numbers(images)
     if groups is not None:
         order, sizes = np.argsort(groups, kind="stable"), np.bincount(groups)
@@ -171,19 +158,17 @@ def _of_images(images: Any) -> Any:
 
 
 def id_column(names: Any, images: Any) -> Any:
-    """One id a row that no other row has, from pyarrow arrays of texts: the names, where all are there and differ.
+    """One unique id a row, from pyarrow arrays: the names, if all are there and differ.
 
     Millions of names are not taken apart for that; see `unique_ids` for the others.
     """
-    import pyarrow.compute
-
     if numbers(names) is None and not pyarrow.compute.any(pyarrow.compute.equal(names, "")).as_py():
         return names
     return as_texts(unique_ids(names.to_pylist(), images.to_pylist()))
 
 
 def unique_ids(ids: Iterable[str], images: Sequence[str]) -> Iterator[str]:
-    """One id a row that no other row has.
+    """One unique id a row.
 
     >>> list(unique_ids(["7", "", "7", ""], ["a.jpg", "b.jpg", "a.jpg", "b.jpg"]))
     ['7', 'b.jpg#0', '7#1', 'b.jpg#1']

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
@@ -132,7 +133,7 @@ class Source:
         )
 
     def edited(self, edits: Edits) -> Source:
-        """The rows that are kept, with the items that each gets. Nothing is written."""
+        """The kept rows with their new items. Nothing is written."""
         return _Edited(self, edits)
 
     @property
@@ -154,7 +155,7 @@ class Source:
 
     @property
     def known(self) -> dict[int, str]:
-        """Rows that are bad already by the table, and why."""
+        """Rows with a fault in the table, and the fault."""
         return self.names.known
 
     @property
@@ -168,7 +169,7 @@ class Source:
 
     @cached_property
     def known_rows(self) -> IntArray:
-        """Rows that are bad already by the table, in ascending order."""
+        """Rows with a fault in the table, ascending."""
         return np.array(sorted(self.known), dtype=np.int64)
 
     @property
@@ -232,8 +233,6 @@ class Source:
 
     def id_column(self, start: int, stop: int) -> Any:
         """The ids of consecutive rows as a pyarrow array."""
-        import pyarrow
-
         if self.names.ids is None:
             return pyarrow.array(np.arange(start, stop)).cast(pyarrow.string())
         return self.names.ids[start:stop]
@@ -260,15 +259,15 @@ class Source:
 
     @property
     def image_folder(self) -> Path | None:
-        """The folder that the image names start from; None where it is not known, or the images are in other files."""
+        """The folder that image names start from; None if unknown, or if images are inside other files."""
         return self.images[0] if self.images else None
 
     def image_number(self, row: int) -> int:
-        """Equal for rows that share their image."""
+        """Equal for rows with one image."""
         return row if self.groups is None else int(self.groups[row])
 
     def image_key(self, row: int) -> Hashable:
-        """Equal for rows that show the same image; None where there is none."""
+        """Equal for rows with equal images; None without an image."""
         return self.image_number(row) if self.inside else self.image_file(row)
 
     def has_image(self, row: int) -> bool:
@@ -303,7 +302,7 @@ class Source:
             return None
 
     def image_reader(self, rows: IntArray) -> Callable[[int], bytes | None]:
-        """`image` for any of these rows, whose names are looked up at once."""
+        """`image` for any of these rows; looks up their names at once."""
         names = dict(zip(rows.tolist(), self.image_texts(rows), strict=True))
         return self._with(image_names=lambda some: [names[row] for row in some.tolist()]).image
 
@@ -312,13 +311,11 @@ class Source:
         return int(sum(path.stat().st_size for path in self.files) * edits.keep.mean())
 
     def order(self, edits: Edits) -> IntArray:
-        """The rows in the order in which they are written."""
+        """The rows in the order of a copy."""
         return edits.rows
 
     def write(self, edits: Edits, out: Path) -> None:
         """Writes the edited rows to an empty folder: `left.npy`, `right.npy`, or a file a view, and a table."""
-        import pyarrow
-
         rows = edits.rows
         self.check_no_rewritten(edits)
         for name, side, items in (("left", self.left, edits.image_from), ("right", self.right, edits.caption_from)):
@@ -337,7 +334,7 @@ class Source:
         write_table(out / OWN_TABLE, [pyarrow.table(columns)])
 
     def _table_copies(self, root: Path | None = None) -> TableCopies | None:
-        """The table, which gets ids where it has none, since positions change."""
+        """Copies of the table; they get ids if it has none, since positions change."""
         table = self.table
         if table is None:
             return None
@@ -362,7 +359,7 @@ class Source:
         return row_ids.find(self.names.ids, ids, len(self), self.name)
 
     def fingerprint(self) -> str:
-        """A hash by which resumed work recognises its input.
+        """A hash of the data, to recognise it when work is resumed.
 
         Without vectors: of all ids, image names and captions. With vectors: of the sizes and times of the files, and of
         a sample of rows.
@@ -387,11 +384,9 @@ class Source:
 
 
 class _Edited(Source):
-    """The rows of another source that are kept, with the items that each gets."""
+    """The kept rows of another source, with their new items."""
 
     def __init__(self, source: Source, edits: Edits) -> None:
-        import pyarrow
-
         rows, images, captions = edits.part(0, len(edits))
         self._of, self._rows, self._images = source, rows, images
         for name in ("layout", "name", "files", "folder", "split", "joint", "images", "inside"):
@@ -431,15 +426,13 @@ def _moved(look_up: LookUp | None, rows: IntArray) -> LookUp | None:
 
 
 def _as_array(look_up: LookUp, start: int, stop: int) -> Any:
-    import pyarrow
-
     if isinstance(look_up, Texts):
         return look_up.array[start:stop]
     return pyarrow.array(look_up(np.arange(start, stop)), pyarrow.large_string())
 
 
 class ImageFiles(Source):
-    """Images that are files of their own, and captions.
+    """Images in files of their own, and captions.
 
     Args:
         name: Where they come from.
@@ -481,7 +474,7 @@ class ImageFiles(Source):
         return [*super().state(), digest(images), *(["outside"] if self.allow_outside else [])]
 
     def _check_images(self) -> None:
-        """Refuses web addresses, and a folder that is the wrong one for all images."""
+        """Refuse web addresses, and a wrong folder for all images."""
         for image in self._paths:
             if image.startswith(("http://", "https://")):
                 advice = "mispair downloads nothing: fetch the images first, and give their paths."
@@ -495,7 +488,7 @@ class ImageFiles(Source):
 
 
 class DataSetFolder(Source):
-    """A split of a folder to train on; a copy also has the other splits, as they are, so that it can be trained on."""
+    """A split of a folder to train on; a copy also has the other splits, unchanged."""
 
     def _found(self) -> Iterable[str]:
         """The splits of the folder."""
@@ -511,7 +504,7 @@ class DataSetFolder(Source):
         return self.folder
 
     def _other_files(self) -> list[Path]:
-        """The files of the splits that were not audited."""
+        """The files of the other splits."""
         others = [] if self.split is None else [split for split in self._found() if split != self.split]
         patterns = (pattern for split in others for pattern in self._patterns(split))
         return [path for pattern in patterns for path in sorted(self.root.glob(pattern))]
@@ -520,7 +513,7 @@ class DataSetFolder(Source):
         return super().size(edits) + sum(path.stat().st_size for path in self._other_files())
 
     def _write_others(self, out: Path) -> None:
-        """The other splits, and which encoders the features are of, where the data says it."""
+        """Write the other splits, and the encoders of the features if known."""
         origin = Origin.read(self.root)
         if origin is not None:
             origin.write(out)
@@ -528,7 +521,7 @@ class DataSetFolder(Source):
 
 
 def find_image(places: Sequence[Path], name: str) -> Path | None:
-    """The image file of this name in the first place that has it, with or without its ending.
+    """The image file of this name in the first place, with or without its ending.
 
     A name never leads out of the places, by `..`, as an absolute path or through a link: a report or a page must not
     show other images of the machine.

@@ -1,4 +1,4 @@
-"""Tables of ids, captions and paths: parquet, or text whose encoding, separator and header are detected.
+"""Tables of ids, captions and paths: parquet, or text with detected encoding, separator and header.
 
 A text table is converted once to Arrow record batches, in a temporary file unless it is small. Columns are streamed in
 batches and single cells are looked up by row, so that a table of ten million rows takes no memory.
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 
 from mispair.errors import DamagedError, NotFoundError, ShapeError
 from mispair.pairs.pairs import IntArray
@@ -96,9 +98,6 @@ class TablePart:
 
     def records(self, columns: Sequence[str] | None = None, size: int = BATCH) -> Iterator[Any]:
         """Consecutive rows as they are stored (`pyarrow.RecordBatch`), of all columns by default."""
-        import pyarrow
-        import pyarrow.parquet
-
         if self.get is None:
             with _reading(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
                 yield from file.iter_batches(size, columns=None if columns is None else list(columns))
@@ -117,8 +116,6 @@ class TablePart:
 
     def chunk(self, number: int, column: str) -> Any:
         """One column of a chunk as it is stored."""
-        import pyarrow.parquet
-
         if self.get is not None:
             return self.get(number).column(column)
         with _reading(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
@@ -168,7 +165,7 @@ class Table:
         return tuple(part.path for part in self.parts if part.is_file)
 
     def find(self, role: Role) -> str | None:
-        """The column for this role: the one that was named, or one with a usual name; None where there is none."""
+        """The column for this role: the named one, or one with a usual name; None if there is none."""
         return self.roles.get(role) or find_column(self.columns, role)
 
     def require(self, roles: Mapping[Role, str]) -> list[str]:
@@ -181,11 +178,11 @@ class Table:
         return [column for column in found.values() if column is not None]
 
     def missing(self, what: str, roles: Sequence[Role]) -> NotFoundError:
-        """The error for columns that are not there."""
+        """The error for missing columns."""
         return no_column(what, self.parts[0].path, self.columns, roles)
 
     def found(self) -> str:
-        """The columns that are there, for messages."""
+        """The columns, for messages."""
         return f"found the columns {listed(self.columns)}"
 
     def batches(self, columns: Sequence[str]) -> Iterator[list[Any]]:
@@ -195,18 +192,14 @@ class Table:
 
     def texts(self, column: str) -> Any:
         """All texts of a column as one `pyarrow.LargeStringArray`; a missing cell is an empty text."""
-        import pyarrow
-
         chunks = [cells for (cells,) in self.batches([column])]
         return pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
 
     def kind(self, column: str) -> Any:
-        """The type that holds the cells of a column of all files; None if no type does.
+        """One type for the cells of a column of all files; None if there is none.
 
         A file whose cells are all missing has no type of its own, in the column or in a part of it.
         """
-        import pyarrow
-
         schemas = [pyarrow.schema([part.schema.field(column)]) for part in self.parts]
         try:
             return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -215,8 +208,6 @@ class Table:
 
     def take(self, column: str, rows: IntArray, *, text: bool = False) -> Any:
         """One column at any rows, in their order, as it is stored or as text: a `pyarrow.ChunkedArray`, read now."""
-        import pyarrow
-
         order = np.argsort(rows, kind="stable")
         ascending = np.asarray(rows, dtype=np.int64)[order]
         starts, found = self._starts, list[Any]()
@@ -286,7 +277,7 @@ def find_column(columns: Sequence[str], role: Role) -> str | None:
 
 
 def no_column(what: str, path: Path, columns: Sequence[str], roles: Sequence[Role]) -> NotFoundError:
-    """The error for columns that are not there."""
+    """The error for missing columns."""
     there = listed([f'"{column}"' for column in columns])
     advice = f"Name {'it' if len(roles) == 1 else 'them'} with {' and '.join(SETTINGS[role] for role in roles)}."
     return NotFoundError(what, where=path, expected=f"one of {there}", advice=advice)
@@ -299,8 +290,6 @@ def _check_distinct(columns: Sequence[str], path: Path) -> None:
 
 
 def _as_text(column: Any, name: str, path: Path) -> Any:
-    import pyarrow
-
     try:
         text = column.cast(pyarrow.large_string())
         text.validate(full=True)  # parquet does not check that its texts are UTF-8
@@ -327,10 +316,7 @@ def _start(path: Path) -> tuple[bytes, bool]:
 
 
 def _open_parquet(path: Path, content: bytes | None) -> TablePart:
-    """A parquet file, which is kept in memory if its content is given."""
-    import pyarrow
-    import pyarrow.parquet
-
+    """A parquet file, kept in memory if its content is given."""
     with _reading(path):
         str(path).encode()  # pyarrow opens no file whose name is not UTF-8, and copies are made of the file
         with pyarrow.parquet.ParquetFile(path if content is None else pyarrow.BufferReader(content)) as file:
@@ -345,8 +331,6 @@ def _open_parquet(path: Path, content: bytes | None) -> TablePart:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    import pyarrow
-
     try:
         yield
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
@@ -354,9 +338,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
-    """A whole parquet file as a `pyarrow.Table`, or some of its columns and those of `optional` that are there."""
-    import pyarrow.parquet
-
+    """A whole parquet file as a `pyarrow.Table`, or some columns and the existing ones of `optional`."""
     with _reading(path):
         names = pyarrow.parquet.read_schema(regular(path)).names
         wanted = None if columns is None else [*columns, *(name for name in optional if name in names)]
@@ -364,7 +346,7 @@ def read_parquet(path: Path, columns: Sequence[str] | None = None, optional: Seq
 
 
 def text_encoding(path: Path) -> str:
-    """The encoding of a text file: UTF-8, UTF-16, or else Windows-1252, which is what spreadsheets write."""
+    """The encoding of a text file: UTF-8, UTF-16, or else Windows-1252, as spreadsheets write it."""
     with regular(path).open("rb") as file:
         start = file.read(4096)
         wide = _utf_16(start)
@@ -398,7 +380,7 @@ def text_encoding(path: Path) -> str:
 
 
 def decoded(content: bytes) -> str:
-    """The text of a small file in any of these encodings; what means nothing in it is replaced."""
+    """The text of a small file in any of these encodings; undefined bytes are replaced."""
     if (wide := _utf_16(content[:4096])) is not None:
         return content.decode(wide, "replace")
     text = content.decode("utf-8-sig", "replace")
@@ -409,7 +391,7 @@ def decoded(content: bytes) -> str:
 
 
 def _utf_16(start: bytes) -> str | None:
-    """The kind of UTF-16 of a file that starts like this, with or without a byte order mark; None for other texts."""
+    """The kind of UTF-16 of a file by its start, with or without a byte order mark; None for other texts."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     # The names of columns are mostly ASCII, of which every other byte is zero.
@@ -421,7 +403,7 @@ def _utf_16(start: bytes) -> str | None:
 
 
 def _open_text(path: Path, named: Roles, *, lenient: bool) -> tuple[TablePart, dict[Role, str]]:
-    """A text file, converted, and the columns that are known by their content."""
+    """A text file, converted, and columns recognised by their content."""
     try:
         encoding = text_encoding(path)
         with path.open("rb") as file:
@@ -471,9 +453,7 @@ def _all_quoted(path: Path, style: TextFormat) -> bool:
 
 
 def _converted(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenient: bool) -> TablePart:
-    """Copy all rows to an Arrow file that nobody else sees and that is deleted when it is closed."""
-    import pyarrow
-
+    """Copy all rows to an Arrow file, in memory or private and deleted when it is closed."""
     schema = pyarrow.schema([(name, pyarrow.large_string()) for name in columns])
     records = islice(_records(path, style), int(style.header), None)
     rows = _checked(records, path, columns, style.separator, lenient=lenient)
@@ -513,7 +493,7 @@ def _checked(
 
 
 def _detect(path: Path, style: TextFormat, named: Roles) -> tuple[TextFormat, tuple[str, ...], dict[Role, str]]:
-    """The separator that cuts the header into the most known names, then into the most cells; and those cells.
+    """The separator with the most known names in the header, then with the most cells; and those cells.
 
     Only the header is used: captions are full of commas and semicolons. Where it has no known name, but an image file,
     it is no header.

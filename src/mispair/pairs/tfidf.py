@@ -1,4 +1,4 @@
-"""Vectors of texts from their words alone, so that texts without an encoder can be audited.
+"""Vectors of texts from their words alone, to audit texts without an encoder.
 
 Words are weighted by TF-IDF (sublinear term frequency, smooth inverse document frequency, rows of unit length) and
 reduced to their main directions by a randomised singular value decomposition.
@@ -43,7 +43,7 @@ def word_vectors(texts: Sequence[str] | Tokens, width: int = WIDTH) -> npt.NDArr
 
 
 def tfidf(rows: IntArray, words: IntArray, n: int) -> csr_array:
-    """The TF-IDF matrix (n, V) of words that occur in several of n texts, from the text and the number of each word."""
+    """The TF-IDF matrix (n, V) of words in several of n texts, from the text and the number of each word."""
     from scipy.sparse import csr_array
     from sklearn.feature_extraction.text import TfidfTransformer
 

@@ -42,7 +42,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokenizer_name() -> str:
-    """Which of nltk's tokenizers is in use; the two differ on mid-caption periods."""
+    """The tokenizer of nltk in use; the two differ on mid-caption periods."""
     return _nltk_tokenizer()[0]
 
 
@@ -126,7 +126,7 @@ class Vocabulary:
 
 
 def _words(numbers: Any, words: Any, size: Any) -> tuple[tuple[str, ...], str]:
-    """The words in the order of their numbers, and what is wrong with them."""
+    """The words in the order of their numbers, and a problem, if any."""
     if not isinstance(numbers, dict) or not isinstance(words, dict):
         return (), "word2idx and idx2word are not both JSON objects"
     ordered = tuple(word for number in range(len(words)) if isinstance(word := words.get(str(number)), str))

@@ -1,1 +1,1 @@
-"""Helpers that know nothing about pairs: files, formatting, progress, HTML, signals."""
+"""Helpers without knowledge of pairs: files, formatting, progress, HTML, signals."""

@@ -1,4 +1,4 @@
-"""How many cores this process may use, and threads that leave the others alone."""
+"""The number of cores for this process, and threads that leave the others alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CGROUPS, CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def cores() -> int:
-    """The cores for this process: MISPAIR_THREADS, or what its affinity, its container, Slurm and OpenMP leave it."""
+    """The cores for this process: MISPAIR_THREADS, or the least of affinity, container, Slurm and OpenMP."""
     if own := os.environ.get(OWN):
         return checked(own, OWN)
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -23,14 +23,14 @@ def cores() -> int:
 
 
 def checked(threads: str, where: str) -> int:
-    """A number of threads that a person gave."""
+    """A valid number of threads."""
     if not (threads.isdecimal() and int(threads)):
         raise InvalidValueError(repr(threads), where=where, expected="a number of threads, at least 1")
     return int(threads)
 
 
 def share_cores(threads: str | None = None) -> None:
-    """Limit the threads of the libraries that this process has yet to import, and of the processes that it starts.
+    """Limit the threads of libraries still to be imported, and of processes still to be started.
 
     Threads that wait for others sleep. By default they spin, so that several processes beside each other keep the cores
     busy with nothing.
@@ -42,7 +42,7 @@ def share_cores(threads: str | None = None) -> None:
 
 
 def _quotas() -> list[int]:
-    """Limits of the control groups that this process is in, such as those of a container, in whole cores."""
+    """Limits of the control groups of this process, such as a container's, in whole cores."""
     found = []
     try:
         group = CGROUPS / CGROUP.read_text(encoding="ascii").rpartition("::")[2].strip().lstrip("/")

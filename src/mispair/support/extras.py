@@ -1,4 +1,4 @@
-"""Errors about optional packages, with the command that installs them."""
+"""Errors about optional packages, with the command to install them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from mispair.errors import MissingPackageError
 
 
 def install_command(extra: str, *others: str) -> str:
-    """Command that installs an extra of mispair, as in the README, and other packages with it.
+    """Command to install an extra of mispair, as in the README, and other packages with it.
 
     >>> install_command("remote", "s3fs")
     "pip install -c constraints.txt '.[remote]' s3fs (in the clone of mispair)"
@@ -15,7 +15,7 @@ def install_command(extra: str, *others: str) -> str:
 
 
 def missing_package(package: str, extra: str) -> MissingPackageError:
-    """The error for a package that an extra of mispair installs.
+    """The error for a package of an extra of mispair.
 
     >>> print(missing_package("usearch", "index"))
     usearch: not installed. Install it: pip install -c constraints.txt '.[index]' (in the clone of mispair).

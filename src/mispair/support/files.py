@@ -1,4 +1,4 @@
-"""Files that are whole or absent."""
+"""Files, whole or absent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 @contextmanager
 def replacing(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """Open a binary file that replaces `path` if the block succeeds and vanishes if it fails.
+    """Open a binary file; it replaces `path` if the block succeeds and vanishes if it fails.
 
     Args:
         path: The file.
@@ -58,7 +58,7 @@ def replacing(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
 
 
 def writer() -> str:
-    """Name of this process for its temporary files, so that `is_dead` recognises those of a killed one."""
+    """Name of this process for its temporary files; see `is_dead`."""
     return f"{_HOST}{os.getpid():08d}"
 
 
@@ -70,7 +70,7 @@ def is_dead(name: str) -> bool:
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete temporary files of killed processes of this machine; once a folder, which may be large."""
+    """Delete temporary files of killed processes of this machine; once a folder, as it may be large."""
     if str(folder) in _LOOKED_AT:
         return
     _LOOKED_AT.add(str(folder))
@@ -99,13 +99,13 @@ def _is_zombie(process: int) -> bool:
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Write a file so that it is the old or the new one, whatever happens in between."""
+    """Write a file; an interruption leaves the old or the new one."""
     with replacing(path) as file:
         file.write(content)
 
 
 def check_name(path: Path) -> None:
-    """Refuse a place for results whose name is not UTF-8: safetensors, parquet and SQLite cannot open such files."""
+    """Refuse a name outside UTF-8: safetensors, parquet and SQLite cannot open such files."""
     try:
         problem = "contains a NUL" if b"\0" in os.fspath(path).encode() else ""
     except UnicodeEncodeError:
@@ -138,7 +138,7 @@ def sha256_of(path: str | Path) -> str:
 
 
 def short_hash(text: str) -> str:
-    """A name for what a text describes."""
+    """A short name for a described thing."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -153,7 +153,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def unreadable(path: str | Path, error: Exception, *, expected: str = "", advice: str = "") -> DataError:
-    """The error to raise for a file that cannot be opened or understood.
+    """The error for a file that cannot be opened or understood.
 
     >>> print(unreadable("a.npy", FileNotFoundError()))
     a.npy: no such file.

@@ -1,4 +1,4 @@
-"""What dataclasses and commands need so that tyro reads their flags."""
+"""Types of dataclasses and commands, for tyro's flags."""
 
 from __future__ import annotations
 

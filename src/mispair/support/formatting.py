@@ -16,7 +16,7 @@ _NAMED = 12
 
 
 def clean(value: Any) -> Any:
-    """Replace characters that a page or a terminal must not get; what a template made is clean already."""
+    """Replace characters harmful to a page or a terminal; results of templates are clean already."""
     return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -31,7 +31,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace lone surrogates, which tables, encoders and files refuse.
+    """Replace lone surrogates: tables, encoders and files refuse them.
 
     >>> plain("caf\\udce9")
     'caf?'
@@ -71,7 +71,7 @@ def percent(share: float, largest: float | None = None) -> str:
 
 
 def byte_size(n_bytes: int) -> str:
-    """A size in the largest unit that fits.
+    """A size in its largest unit.
 
     >>> byte_size(999), byte_size(8_552_448_000)
     ('999 bytes', '8.55 GB')

@@ -17,7 +17,7 @@ LONGEST_CELL = 200  # characters of a cell of a table in a notebook
 
 
 def environment(*, autoescape: bool) -> jinja2.Environment:
-    """The templates of this package; a value that is not given is an error."""
+    """The templates of this package; a missing value is an error."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("mispair"),
         autoescape=autoescape,
@@ -29,7 +29,7 @@ def environment(*, autoescape: bool) -> jinja2.Environment:
 
 
 def template(name: str, **filters: Callable[..., Any]) -> jinja2.Template:
-    """A template that escapes every text."""
+    """A template with every text escaped."""
     pages = environment(autoescape=True)
     pages.filters.update(beginning=beginning, duration=duration, **filters)
     return pages.get_template(name)

@@ -18,12 +18,12 @@ _ARENA_MAX, _ARENAS = -8, 2  # option of glibc, which otherwise has up to 8 heap
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error of Python, NumPy, Arrow or torch means that memory ran out."""
+    """Whether an error of Python, NumPy, Arrow or torch says: out of memory."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_TORCH.search(str(error))))
 
 
 def out_of_memory(error: BaseException) -> str:
-    """What to tell the user about it."""
+    """Advice for the user after such an error."""
     where = " on the GPU" if _GPU.search(str(error)) else ""
     return (
         f"there was not enough memory{where}. End other programs, or lower `batch_size`, `workers` or `jobs`. "
@@ -32,7 +32,7 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process can still allocate; None where the system does not say it."""
+    """Bytes that this process can still allocate; None if the system does not tell."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
@@ -54,7 +54,7 @@ def peak_memory() -> int | None:
 
 
 def spare_memory() -> None:
-    """Keep less freed memory in a process that serves for long; call it before it has threads."""
+    """Keep less freed memory in a long-lived process; call it before it has threads."""
     import pyarrow
 
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())

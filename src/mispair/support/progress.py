@@ -62,7 +62,7 @@ def heartbeat(console: Console, write: Writer) -> Iterator[None]:
 
 @contextmanager
 def at_work(console: Console, what: str) -> Iterator[None]:
-    """Inside, say how long `what` has taken whenever nothing more precise is known."""
+    """Inside, print how long `what` has taken, unless an inner heartbeat knows more."""
     since = time.monotonic()
 
     def line() -> bool:
@@ -146,7 +146,7 @@ class TrainingProgress:
         self._bar.update(self._task, advance=1, phase=phase, rate=rate)
 
     def metrics(self, loss: float, spread: float) -> None:
-        """Shows metrics that were read from the device."""
+        """Show metrics from the device."""
         self._bar.update(self._task, loss=loss, spread=spread)
 
     def line(self, text: str) -> None:
@@ -199,7 +199,7 @@ class RowProgress:
         self._bar.update(self._task, advance=rows)
 
     def reach(self, rows: int) -> None:
-        """Set the number of rows that are done."""
+        """Set the number of finished rows."""
         self._bar.update(self._task, completed=rows)
 
     @contextmanager

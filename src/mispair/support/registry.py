@@ -1,4 +1,4 @@
-"""Classes by name: those of mispair, and those of installed packages, which add them by entry points."""
+"""Classes by name: mispair's own, and those of installed packages by entry points."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Registry(Generic[T]):
         return self.built_in | self.installed()
 
     def installed(self) -> dict[str, type[T]]:
-        """Classes of installed packages. One that cannot be imported is left out, with a warning."""
+        """Classes of installed packages; warns of those with import errors, and leaves them out."""
         found = {}
         for name, entry in entries(self.what).items():
             if name not in self.built_in:
@@ -51,7 +51,7 @@ class Registry(Generic[T]):
         return found
 
     def titles(self) -> dict[str, str]:
-        """What each class says of itself, in one line."""
+        """The description of each class, in one line."""
         return {name: _title(kind) for name, kind in self.all().items()}
 
     def _load(self, entry: EntryPoint) -> type[T]:

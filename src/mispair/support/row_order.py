@@ -1,4 +1,4 @@
-"""Rows of pandas, which mispair takes by position although an index may say another order."""
+"""Order of the rows of pandas: mispair goes by position, whatever the index says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Handling of SIGTERM and Ctrl-C, so that a run stops after the current step."""
+"""Handling of SIGTERM and Ctrl-C: stop after the current step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of tensors that notice damage: safetensors with a SHA-256 of the content."""
+"""Files of tensors with protection against damage: safetensors with a SHA-256 of the content."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _DIGEST = "sha256"
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any] | None = None) -> None:
-    """Write tensors, of which no two share memory, and facts about them as JSON. Equal content gives equal bytes."""
+    """Write tensors without shared memory, and facts about them as JSON. Equal content gives equal bytes."""
     known = dict(about or {})
     known[_DIGEST] = _digest(tensors, known)
     write_atomically(path, safetensors.torch.save(dict(tensors), {KEY: json.dumps(known)}))
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
-    """Read the tensors of a file and the facts about them: None for a safetensors file that mispair did not write.
+    """Read the tensors of a file and the facts about them; None if mispair did not write it.
 
     Raises:
         NotFoundError: There is no such file.

@@ -115,7 +115,7 @@ def on_white(image: Image.Image) -> Image.Image:
 
 
 def _jpeg(image: Image.Image, most_bytes: int) -> bytes:
-    """The image at the best quality that keeps it small."""
+    """The image at the best quality below `most_bytes`."""
     content = b""
     for quality in _QUALITIES:
         buffer = io.BytesIO()

@@ -36,7 +36,7 @@ _RULES = {
 
 
 def sentences(error: ValidationError) -> str:
-    """What is wrong, a clause for each value: `epochs is -1 but must be at least 0; ...`."""
+    """The problems, a clause for each value: `epochs is -1 but must be at least 0; ...`."""
     return "; ".join(problem.clause() for problem in _problems(error, flat=False))
 
 
@@ -51,7 +51,7 @@ def refusal(error: ValidationError) -> ConfigError:
 
 @dataclass
 class _Problem:
-    """A wrong value: what was found, and the rule of each type that was tried."""
+    """A wrong value: the value as found, and the rule of each type tried."""
 
     name: str
     found: str
@@ -65,7 +65,7 @@ class _Problem:
 
 
 def _problems(error: ValidationError, *, flat: bool) -> list[_Problem]:
-    """One for each value; `flat` names it by its own key only, without the tables that it is in."""
+    """One for each value; `flat` names it by its own key only, without its tables."""
     found: dict[str, _Problem] = {}  # of a union, each type that was tried has its own error
     for details in error.errors(include_url=False, include_context=True):
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
@@ -97,7 +97,7 @@ def _problem(details: ErrorDetails, flat: bool) -> _Problem:
 
 
 def _name(location: Sequence[int | str], flat: bool) -> str:
-    """`part[2].rows[1].recipe`, counted from 1; without the names of types that pydantic adds for unions."""
+    """`part[2].rows[1].recipe`, counted from 1; without pydantic's names of union types."""
     name = ""
     for part in location:
         if isinstance(part, int):

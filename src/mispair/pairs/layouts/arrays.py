@@ -105,7 +105,7 @@ def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:
 
 
 def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -> Source:
-    """Pairs by one vector for each left and each right item, with the ids, captions and image names that are known."""
+    """Pairs by one vector for each left and each right item, with the known ids, captions and image names."""
     groups = pairs.left_groups[pairs.link]
     shared = len(np.unique(groups)) < len(pairs)
     texts = captions(pairs)

@@ -23,7 +23,7 @@ _EXPECTED = (
 
 
 def open_json(path: Path, images: Path | None = None) -> ImageFiles:
-    """The pairs of a JSON file, of which all splits are read; images beside it by default.
+    """The pairs of all splits of a JSON file; images beside it by default.
 
     Either `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
     `{"images": [{"filename", "filepath", "sentences": [{"raw", "sentid"}]}]}`.
@@ -37,7 +37,7 @@ def open_json(path: Path, images: Path | None = None) -> ImageFiles:
 
 
 class _CaptionsFile(ImageFiles):
-    """One JSON file, of which all content is held."""
+    """One JSON file, held in memory."""
 
     def __init__(self, path: Path, content: Entry, records: list[tuple[str, str, str]], images: Path) -> None:
         self.path, self.content, self.outside = path, content, images

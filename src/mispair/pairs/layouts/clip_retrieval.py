@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from mispair.errors import NotFoundError, ShapeError, TooFewError
 from mispair.pairs.copying import write_vectors
@@ -42,7 +43,7 @@ def is_embedding_folder(folder: Path) -> bool:
 
 
 def found_splits(folder: Path) -> list[str]:
-    """The splits of the folder: its subfolders in this layout, else the three that the rows are cut into."""
+    """The splits of the folder: its subfolders in this layout, else the three parts of its rows."""
     if is_embedding_folder(folder):
         return list(SPLITS)
     inside = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and is_embedding_folder(path)]
@@ -66,7 +67,7 @@ def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Tab
 
 
 def _check_numbers(one: tuple[list[Path], list[int]], other: tuple[list[Path], list[int]]) -> None:
-    """Raise if files would be paired by their place although their numbers say that each lacks another one.
+    """Raise if the numbers of files show a missing partner on each side, as files are paired by place.
 
     Files of other sizes than their partners' are cut elsewhere, and then their numbers mean nothing.
     """
@@ -106,7 +107,7 @@ def _table_paths(folder: Path) -> list[Path]:
 
 
 def cut(first: IntArray, split: str) -> IntArray:
-    """Rows of a split: 80, 10 and 10 per cent, of which at most 5,000, by the position of each image's first row."""
+    """Rows of a split: 80, 10 and 10 per cent (at most 5,000), by the position of each image's first row."""
     cuts = [max(int(share * len(first)), len(first) - held * HELD_OUT) for share, held in _CUTS]
     return np.flatnonzero(np.searchsorted(cuts, first, side="right") == SPLITS.index(split))
 
@@ -178,7 +179,7 @@ def open_clip(folder: Path, split: str | None = None) -> ClipRetrieval:
 
 
 class ClipRetrieval(DataSetFolder):
-    """Numbered shards of vectors and of a table. A shard of which nothing is left is left out."""
+    """Numbered shards of vectors and of a table. A copy has no empty shards."""
 
     def _found(self) -> list[str]:
         return found_splits(self.root)
@@ -187,8 +188,6 @@ class ClipRetrieval(DataSetFolder):
         return [f"{split}/{part}/{part}_*" for part in PARTS]
 
     def write(self, edits: Edits, out: Path) -> None:
-        import pyarrow
-
         self.check_no_rewritten(edits)
         target = out / (self.split or "")
         self._write_others(out)

@@ -6,9 +6,10 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow
+import pyarrow.compute
 
 from mispair.errors import ConflictError, ExistsError, TooFewError, WriteError
 from mispair.pairs.edits import Edits
@@ -18,10 +19,6 @@ from mispair.support.files import Json, read_json, write_atomically
 from mispair.support.formatting import listed
 from mispair.support.owned_folder import delete_beside, replacing_folder
 
-if TYPE_CHECKING:
-    import pyarrow
-
-
 MARK = ".copy.json"  # the audit that a copy belongs to, and its files
 MANIFEST = "manifest.csv"  # what became of each pair, beside a copy
 SURE = 0.9  # probability from which a suggested partner takes the place of a wrong one
@@ -29,14 +26,12 @@ _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggeste
 
 
 def clean_edits(table: pyarrow.Table) -> Edits:
-    """Leaves out the pairs of an audit's table that are flagged or unreadable."""
+    """Leave out the flagged and the unreadable pairs of an audit's table."""
     return Edits.keeping(~np.asarray(table.column("is_mismatch").fill_null(True), dtype=np.bool_))
 
 
 def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> Edits:
     """Give flagged pairs their surest suggested partner on either side; leave out those without one above `least`."""
-    import pyarrow.compute
-
     clean = clean_edits(table)
     keep, moved = clean.keep.copy(), [clean.image_from.copy(), clean.caption_from.copy()]
     flagged = np.asarray(pyarrow.compute.equal(table.column("is_mismatch"), True).fill_null(False), dtype=np.bool_)
@@ -52,7 +47,7 @@ def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> E
 
 
 def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
-    """`mended_edits` or `clean_edits` of the table that an audit has written."""
+    """`mended_edits` or `clean_edits` of an audit's table in a file."""
     table = read_parquet(path, _COLUMNS)
     return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
 
@@ -98,7 +93,7 @@ def write_copy(
 
 
 def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
-    """Whether the folder is the copy that was written for this request; then nothing else is left of the writing."""
+    """Whether the folder is a copy for this request; deletes the rest of an interrupted writing."""
     mark = read_json(out / MARK)
     if not isinstance(mark, dict) or mark.get("request") != json.loads(json.dumps(request)):
         return False

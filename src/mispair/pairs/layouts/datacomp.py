@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.compute
 
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.copying import TableCopies
@@ -57,7 +59,7 @@ def find_datacomp(folder: Path) -> list[Path]:
 
 
 def open_datacomp(folder: Path, model: str | None = None) -> Source:
-    """Open a folder of metadata with the vectors of a model: "l14" or "b32", by default the first that is there."""
+    """Open a folder of metadata with the vectors of a model, "l14" or "b32"; by default the first one."""
     tables = find_datacomp(folder)
     archives = [path.with_suffix(".npz") for path in tables]
     members = [_members(path) for path in archives]
@@ -133,9 +135,6 @@ def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:
     >>> uid_subset(["0000000000000002000000000000000a", "00000000000000010000000000000002"]).tolist()
     [(1, 2), (2, 10)]
     """
-    import pyarrow
-    import pyarrow.compute
-
     texts = pyarrow.array(uids, pyarrow.large_string())
     if not len(texts) or not pyarrow.compute.all(pyarrow.compute.match_substring_regex(texts, _UID)).as_py():
         return None
@@ -145,7 +144,7 @@ def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:
 
 
 def _members(path: Path) -> dict[str, NpzRows]:
-    """The arrays of two dimensions in an .npz file, of which nothing but the headers is read."""
+    """The arrays of two dimensions in an .npz file; reads only headers."""
     found = {}
     try:
         with regular(path).open("rb") as file, zipfile.ZipFile(file) as archive:

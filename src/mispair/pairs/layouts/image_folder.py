@@ -25,14 +25,14 @@ _ABOUT = ("readme", "license", "licence", "copying", "notice", "citation", "auth
 
 
 class CopiedImages(ImageFiles):
-    """Pairs whose images a copy contains."""
+    """Pairs with images inside their copies."""
 
     def size(self, edits: Edits) -> int:
         images = (path for _, path in self._images(edits)) if self.outside is None else ()
         return super().size(edits) + sum(path.stat().st_size for path in images)
 
     def _images(self, edits: Edits) -> Iterator[tuple[str, Path]]:
-        """Names and places of the image files that a copy contains."""
+        """Names and places of the image files of a copy."""
         rows = edits.image_from[edits.rows]
         rows = rows if self.groups is None else rows[np.unique(self.groups[rows], return_index=True)[1]]
         for row in rows.tolist():
@@ -83,7 +83,7 @@ class TextFiles(CopiedImages):
             self._copy_images(edits, out)
 
     def _changed(self, edits: Edits) -> set[Path]:
-        """The text files that lose or get a caption; the others stay as they are, whatever their encoding."""
+        """Text files that lose or get a caption; the others stay as they are, whatever their encoding."""
         repaired = edits.repaired
         rows = np.concatenate([np.flatnonzero(~edits.keep), repaired, edits.image_from[repaired]])
         return {self._texts[row] for row in rows.tolist()}
@@ -152,7 +152,7 @@ class _Row(NamedTuple):
 
 
 def _read_texts(folder: Path, images: Path) -> tuple[list[_Row], tuple[str, ...]]:
-    """The captions of all images, and a note where there are texts that are not read."""
+    """The captions of all images, and a note on unread texts."""
     found = [path for path in _visible(images) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
         expected = "files such as dog.jpg, each with a dog.txt that holds its captions"
@@ -203,7 +203,7 @@ def _captions(text: Path) -> list[str]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and the content of each line that is not blank."""
+    """Number and content of each line; blank lines are left out."""
     with path.open(encoding=text_encoding(path)) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():

@@ -100,13 +100,13 @@ def refuse_for_vectors(
 
 
 def splits(data: str | Path) -> list[str]:
-    """The splits that can be loaded: train, dev, test, testall, then others by the alphabet."""
+    """The complete splits: train, dev, test, testall, then others by the alphabet."""
     folder = find_folder(data)
     return natural_order(DATA_SETS[layout(folder)].complete(folder))
 
 
 def named_splits(data: str | Path) -> list[str]:
-    """The splits that have any file; loading one that is incomplete names the missing file."""
+    """The splits with any file; loading an incomplete one names the missing file."""
     folder = find_folder(data)
     return natural_order(list(DATA_SETS[layout(folder)].named(folder)))
 
@@ -139,7 +139,7 @@ def layout(data: str | Path) -> Layout:
 
 
 def _advice(folder: Path, entries: list[str]) -> str:
-    """How to use what a folder holds instead."""
+    """How to use the content of a folder instead."""
     if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
         ids = f" `ids={folder / 'ids.csv'}`" if "ids.csv" in entries else ""
         arrays = f"`left={folder / 'left.npy'}` `right={folder / 'right.npy'}`{ids}"
@@ -166,7 +166,7 @@ def find_folder(data: str | Path) -> Path:
 
 
 def recognised(folder: Path) -> Layout | None:
-    """The layout of a folder that can be trained on; None for other folders."""
+    """The layout of a folder to train on; None for other folders."""
     return next((name for name, one in DATA_SETS.items() if one.named(folder)), None)
 
 
@@ -198,7 +198,7 @@ def require_split(folder: Path, split: str) -> None:
 
 
 def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None) -> Pairs:
-    """One split with the settings of a run; `vocabulary` is the one that a trained model has."""
+    """One split with the settings of a run and the vocabulary of a trained model, if there is one."""
     return load(
         config.data,
         split,

@@ -34,7 +34,7 @@ from mispair.support.files import unreadable
 
 
 class Layout(NamedTuple):
-    """A way in which people store images and captions."""
+    """A way to store images and captions."""
 
     # Takes files, the folder they were found in (None for a single file), the folder of the images (None for the same),
     # and columns without usual names.
@@ -97,7 +97,7 @@ def is_raw(path: Path) -> bool:
 
 
 def _recognise(path: Path) -> tuple[Layout, list[Path], Path | None]:
-    """The layout, its files and the folder that they were found in; None for a single file."""
+    """The layout, its files and their folder; None for a single file."""
     if path.is_dir():
         for layout in LAYOUTS:
             if files := next(filter(None, (sorted(path.glob(pattern)) for pattern in layout.found)), None):

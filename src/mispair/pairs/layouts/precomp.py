@@ -41,7 +41,7 @@ FILES = ("ims.npy", "caps.txt", "caps.tsv", "ids.txt")
 
 
 def found_splits(folder: Path) -> dict[str, set[str]]:
-    """Which of "features" and "captions" each split of the folder has."""
+    """The parts of each split of the folder: "features" and "captions"."""
     found: dict[str, set[str]] = {}
     for pattern, part in (("*_ims.npy", "features"), ("*_caps.txt", "captions"), ("*_caps.tsv", "captions")):
         for path in folder.glob(pattern):
@@ -50,7 +50,7 @@ def found_splits(folder: Path) -> dict[str, set[str]]:
 
 
 def complete_splits(folder: Path) -> list[str]:
-    """The splits of the folder that have both."""
+    """The splits of the folder with both parts."""
     return [name for name, parts in found_splits(folder).items() if len(parts) == 2]
 
 
@@ -95,7 +95,7 @@ def _read_lines(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Arranged:
-    """Which caption belongs to which image."""
+    """Images, captions and the link between them."""
 
     features: npt.NDArray[Any]  # (images, R, D) without repetitions, still memory-mapped
     link: IntArray  # image of each caption
@@ -220,7 +220,7 @@ def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = N
 
 
 def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequence[str]:
-    """One name per image from `{split}_ids.txt`, which lists them once per image or once per caption; else none."""
+    """One name per image from `{split}_ids.txt`, with a line per image or per caption; else none."""
     path = folder / f"{split}_ids.txt"
     if not path.exists():
         return ()
@@ -232,7 +232,7 @@ def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequenc
 
 
 def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
-    """Raise if the image ids say that the `per_image` captions of one image do not stand together.
+    """Raise if image ids contradict `per_image` captions of each image in a row.
 
     Captions may also have ids of their own, all different.
     """
@@ -342,7 +342,7 @@ class ScanFeatures(DataSetFolder):
 
 
 def _by_image(edits: Edits, link: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Images that have a caption, how many each, and the rows in the order of the images."""
+    """Images with a caption, how many each, and the rows in the order of the images."""
     rows = edits.rows
     owners = link[edits.image_from[rows]]
     rows = rows[np.argsort(owners, kind="stable")]

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.compute
 
 from mispair.errors import ShapeError, TooFewError
 from mispair.pairs.copying import WITH_IMAGES, TableCopies
@@ -54,7 +56,7 @@ def open_table_given(table: Any, images: str | Path | None, columns: Roles) -> S
 
 
 class _TablePairs(Source):
-    """What both kinds of tables have in common."""
+    """Base of both kinds of tables."""
 
     copies: TableCopies
 
@@ -70,8 +72,6 @@ class TableRows(_TablePairs):
     """The rows of any table, with or without images and captions."""
 
     def __init__(self, table: Table, root: Path | None = None) -> None:
-        import pyarrow
-
         self._of(TableCopies(table, (), None, root))
         self.name, self.files, self.folder = str(root or table.parts[0].path), table.files, root
         found = from_table(table)
@@ -79,7 +79,7 @@ class TableRows(_TablePairs):
 
 
 class _ImagePaths(ImageFiles, _TablePairs):
-    """Pairs of a table that has the paths of the images."""
+    """Pairs of a table with image paths."""
 
     def __init__(self, copies: TableCopies, image: str, caption: str, images: Path) -> None:
         self._of(copies)
@@ -99,12 +99,9 @@ class _ImagePaths(ImageFiles, _TablePairs):
 
 
 class _EmbeddedImages(_TablePairs):
-    """Pairs of a table that holds the images."""
+    """Pairs of a table with images in it."""
 
     def __init__(self, copies: TableCopies, image: str, caption: str, images: Path) -> None:
-        import pyarrow
-        import pyarrow.compute
-
         self._of(copies)
         table = copies.table
         self.name, self.files = str(copies.root or table.parts[0].path), table.files
@@ -125,10 +122,7 @@ class _EmbeddedImages(_TablePairs):
 
     @cached_property
     def groups(self) -> IntArray | None:
-        """By the content of images without a name of their own: a name may be missing, or that of other images, too."""
-        import pyarrow
-        import pyarrow.compute
-
+        """By the content of images without a name of their own: names may be missing or shared."""
         codes = np.asarray(self._image_paths.dictionary_encode().indices)
         unnamed = np.asarray(pyarrow.compute.equal(self._image_paths, ""))
         alone = (np.bincount(codes)[codes] == 1) & ~unnamed
@@ -146,8 +140,6 @@ class _EmbeddedImages(_TablePairs):
 
     def _paths(self, part: TablePart) -> list[Any]:
         """The paths beside the bytes; parquet reads them without the bytes."""
-        import pyarrow
-
         kind, text = part.schema.field(self._image).type, pyarrow.large_string()
         if not pyarrow.types.is_struct(kind) or kind.get_field_index("path") < 0:
             return [pyarrow.nulls(len(part), text)]

@@ -1,1 +1,1 @@
-"""Public data sets: which files they have, and a check of a download."""
+"""Public data sets: a catalogue of their files, and a check of a download."""

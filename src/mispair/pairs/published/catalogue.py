@@ -1,4 +1,4 @@
-"""Which files of the published data sets mispair needs, and where people get them: `catalogue.toml`, typed."""
+"""The files of published data sets, and where to get them: `catalogue.toml`, typed."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ class PublishedFile(_Entry):
     @computed_field(alias="bytes")  # type: ignore[prop-decorator]
     @property
     def n_bytes(self) -> int | None:
-        """Bytes of an array without its header, which differs between versions of numpy; else of the whole file."""
+        """Bytes of an array without its header, because numpy's versions differ in it; else of the whole file."""
         return math.prod(self.shape) * _ITEM_BYTES[self.dtype] if self.shape and self.dtype else self.file_bytes
 
 
 class DataSet(_Entry):
-    """A published data set; `folder` is what the published codes call its folder, and the needed files come first."""
+    """A published data set; `folder` is its usual name on disk, and the needed files come first."""
 
     name: str
     title: str

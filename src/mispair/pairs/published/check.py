@@ -37,7 +37,7 @@ class Finding:
 
     @property
     def fits(self) -> bool:
-        """Whether mispair reads what was published."""
+        """Whether mispair reads the published content."""
         return self.verdict in ("right", "there")
 
     def to_json(self) -> dict[str, str | bool | None]:
@@ -69,14 +69,14 @@ def ready(findings: list[Finding]) -> bool:
 
 
 def to_fetch(data_set: DataSet, findings: list[Finding]) -> dict[Publisher, list[str]]:
-    """The needed files that are missing or wrong, by where they come from."""
+    """The needed files that are missing or wrong, by source."""
     wrong = [finding.file for finding in findings if finding.file.needed and not finding.fits]
     names = {source: [file.name for file in wrong if file.source == source.name] for source in data_set.sources}
     return {source: found for source, found in names.items() if found}
 
 
 def folder_inside(data_set: DataSet, folder: Path) -> Path | None:
-    """A folder in this one that has the features, where this one has not."""
+    """A subfolder with the features, if this folder has none."""
     first = data_set.files[0].name
     if (folder / first).exists():
         return None
@@ -113,7 +113,7 @@ def _find(file: PublishedFile, folder: Path) -> Path | None:
 
 
 def _own_vocabulary(folder: Path) -> str:
-    """The file name under which a data set in this folder finds its vocabulary."""
+    """File name of the vocabulary of a data set in this folder."""
     return f"{folder.resolve().name}_vocab.json"
 
 
@@ -148,14 +148,14 @@ def _features(file: PublishedFile, path: Path, _: Path) -> Answer:
 
 
 def _dev_remark(split: Split) -> str:
-    """What a validation set of another size does; of other splits it would change the results themselves."""
+    """The effect of a validation set of another size."""
     if split.name != "dev":
         return ""
     return " mispair trains all the same, but chooses the best epoch on other pairs than the papers did."
 
 
 def _known_as(shape: tuple[int, ...]) -> str:
-    """Which published file has this shape: somebody may have mixed up two folders."""
+    """Published files of this shape: somebody may have mixed up two folders."""
     names = [
         f"{file.name} of {data_set.title}" for data_set in DATA_SETS.values() for file in data_set.files
         if file.kind == "features" and file.shape == shape
@@ -201,7 +201,7 @@ def _noise(file: PublishedFile, path: Path, _: Path) -> Answer:
 
 
 def _with_checksum(file: PublishedFile, path: Path, found: str) -> Answer:
-    """The verdict on a file that is right otherwise."""
+    """The verdict on a file after all other checks."""
     if file.sha256 is None:
         return "there", f"{found}; checksum unknown"
     digest = sha256_of(path)

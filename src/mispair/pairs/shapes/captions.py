@@ -111,7 +111,7 @@ def describe(scene: Scene, rng: np.random.Generator) -> list[str]:
 
 
 def grammar_words() -> list[str]:
-    """Every word that a caption can hold, sorted."""
+    """Every word of the grammar, sorted."""
     tables = (
         SHAPE_NOUNS, COLOUR_WORDS, SIZE_WORDS, TEXTURE_ADJECTIVES, TEXTURE_PHRASES, GROUND_PHRASES, PLACE_PHRASES,
         RELATION_PHRASES, NUMBERS,
@@ -122,7 +122,7 @@ def grammar_words() -> list[str]:
 
 
 def relations(a: Item, b: Item) -> list[str]:
-    """Which keys of `RELATION_PHRASES` hold for item `a` as seen from item `b`; never empty for items of one scene."""
+    """Keys of `RELATION_PHRASES` for item `a` as seen from item `b`; never empty for items of one scene."""
     dx, dy = a.x - b.x, a.y - b.y
     holds = {
         "left": dx <= -_APART,

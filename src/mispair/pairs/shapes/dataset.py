@@ -47,7 +47,7 @@ Nothing here comes from a photograph, a person or the web: use it as you like.
 
 @dataclass(frozen=True)
 class Example:
-    """One image of the data set and all that is known of it."""
+    """One image of the data set with its scene and captions."""
 
     scene: Scene
     captions: list[str]

@@ -1,4 +1,4 @@
-"""Images of scenes, drawn with Pillow: clean flat shapes, with the nuisance that makes matching a real task."""
+"""Images of scenes, drawn with Pillow: clean flat shapes with some nuisance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scenes of the built-in data set: what lies where on an image, before it is drawn or described."""
+"""Scenes of the built-in data set: items and places, before they are drawn or described."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def image_vectors(windows: Floats) -> Floats:
-    """(N, 2 F): mean and maximum of the windows (N, 36, F) that `grid_features` describes."""
+    """(N, 2 F): mean and maximum of the windows (N, 36, F) of `grid_features`."""
     return np.concatenate([windows.mean(axis=1), windows.max(axis=1)], axis=1)
 
 
@@ -30,5 +30,5 @@ def word_counts(texts: Sequence[str]) -> Floats:
 
 @cache
 def vocabulary() -> Vocabulary:
-    """Every word that a caption of `shapes` can hold."""
+    """Every word of the captions of `shapes`."""
     return Vocabulary((*SPECIAL_WORDS, *grammar_words()))

@@ -27,8 +27,7 @@ import numpy.typing as npt
 from mispair.encoders.encode import EMBEDDINGS, OK, EncodedImages, Outcome, encode_images
 from mispair.encoders.encoders import GridEncoder
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, TooFewError
-from mispair.pairs.copying import write_rows
-from mispair.pairs.npy import open_array
+from mispair.pairs.npy import open_array, write_rows
 from mispair.pairs.origin import BASIS, MARK, Floats, Projection
 from mispair.pairs.pairs import HELD_OUT, IntArray
 from mispair.pairs.source import Source

@@ -109,8 +109,9 @@ class AuditColumns:
         left, right = (
             _numbered(table[column]) if column in table.column_names else np.arange(len(score)) for column in _ITEMS
         )
-        suggested = (_suggested(table, side) for side in SIDES)
-        return replace(cls.of_scores(score, flagged), left_items=left, right_items=right)._with_suggestions(*suggested)
+        new_lefts, new_rights = (_suggested(table, side) for side in SIDES)
+        flagged = score < MATCH_THRESHOLD if flagged is None else flagged
+        return cls(score, flagged, left, right, new_lefts, new_rights)
 
     @classmethod
     def read(cls, path: Path) -> AuditColumns:
@@ -146,9 +147,6 @@ class AuditColumns:
         """Write the match scores and flags as a table for `read`."""
         columns = {SCORE: self.match_score.astype(np.float32), FLAGGED: self.flagged}
         write_table(path, [pyarrow.table(columns)], overwrite=True)
-
-    def _with_suggestions(self, lefts: Suggestions | None, rights: Suggestions | None) -> AuditColumns:
-        return replace(self, new_lefts=lefts, new_rights=rights)
 
 
 def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow.Table:

@@ -1,11 +1,11 @@
-"""Open .npy files safely, and scan them in chunks."""
+"""Open .npy files safely, scan them in chunks, and write them."""
 
 from __future__ import annotations
 
 import io
 import math
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ChangedError, DamagedError, ShapeError
-from mispair.support.files import LARGEST, size_of, unreadable
+from mispair.support.files import LARGEST, replacing, size_of, unreadable
 
+Rows = npt.NDArray[np.int64]
 Kind = Literal["float", "integer", "vector"]
 LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
@@ -209,3 +210,18 @@ def absolute_maximum(array: npt.NDArray[Any]) -> float:
             chunk = chunk.astype(np.float32)
         highest = float(np.maximum(highest, np.abs(chunk).max()))  # np.maximum keeps NaN
     return highest
+
+
+def write_rows(path: Path, read: Callable[[Rows], npt.NDArray[Any]], rows: Rows, times: Rows | None = None) -> None:
+    """Some rows of an array as one .npy file, a few megabytes at a time; row i `times[i]` times."""
+    first = read(rows[:1])
+    total = len(rows) if times is None else int(times.sum())
+    header = {"descr": first.dtype.str, "fortran_order": False, "shape": (total, *first.shape[1:])}
+    step = max(1, _CHUNK_BYTES // max(1, first.nbytes))
+    with replacing(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in range(0, len(rows), step):
+            values = read(rows[start : start + step])
+            if times is not None:
+                values = np.repeat(values, times[start : start + step], axis=0)
+            file.write(np.ascontiguousarray(values).tobytes())

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -25,8 +26,7 @@ import pyarrow
 
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
-from mispair.pairs.copying import TableCopies, copy_files, write_vectors
-from mispair.pairs.edits import Edits, LookUp
+from mispair.pairs.edits import Edits, LookUp, TableCopies, write_vectors
 from mispair.pairs.origin import Origin
 from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.result_tables import write_table
@@ -517,7 +517,10 @@ class DataSetFolder(Source):
         origin = Origin.read(self.root)
         if origin is not None:
             origin.write(out)
-        copy_files(self._other_files(), self.root, out)
+        for path in self._other_files():
+            place = out / path.relative_to(self.root)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
 
 def find_image(places: Sequence[Path], name: str) -> Path | None:

@@ -174,12 +174,8 @@ class Table:
         missing = [role for role, column in found.items() if column is None]
         if missing:
             what = " or ".join(roles[role] for role in missing)
-            raise self.missing(f"no column with a usual name for {what}", missing)
+            raise no_column(f"no column with a usual name for {what}", self.parts[0].path, self.columns, missing)
         return [column for column in found.values() if column is not None]
-
-    def missing(self, what: str, roles: Sequence[Role]) -> NotFoundError:
-        """The error for missing columns."""
-        return no_column(what, self.parts[0].path, self.columns, roles)
 
     def found(self) -> str:
         """The columns, for messages."""
@@ -266,7 +262,7 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
     table = Table(tuple(parts), {**roles, **columns})
     for role, column in columns.items():
         if column not in table.columns:
-            raise table.missing(f'no column "{column}"', [role])
+            raise no_column(f'no column "{column}"', parts[0].path, table.columns, [role])
     return table
 
 

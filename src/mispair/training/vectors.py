@@ -10,7 +10,7 @@ import numpy as np
 
 from mispair.encoders.regions import SplitRule, save_rows
 from mispair.errors import TooFewError
-from mispair.pairs.copying import write_rows
+from mispair.pairs.npy import write_rows
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source

@@ -17,8 +17,7 @@ from mispair.errors import (
     TooFewError,
     WriteError,
 )
-from mispair.pairs.copying import TableCopies
-from mispair.pairs.edits import Edits, Mask
+from mispair.pairs.edits import Edits, Mask, TableCopies
 from mispair.pairs.layouts.arrays import from_memory, open_arrays
 from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
 from mispair.pairs.layouts.copies import write_copy

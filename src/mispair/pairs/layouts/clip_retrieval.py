@@ -18,8 +18,7 @@ import numpy.typing as npt
 import pyarrow
 
 from mispair.errors import NotFoundError, ShapeError, TooFewError
-from mispair.pairs.copying import write_vectors
-from mispair.pairs.edits import Edits
+from mispair.pairs.edits import Edits, write_vectors
 from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, IntArray, Pairs, Vectors

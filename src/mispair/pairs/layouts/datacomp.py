@@ -17,8 +17,7 @@ import pyarrow
 import pyarrow.compute
 
 from mispair.errors import NotFoundError, ShapeError
-from mispair.pairs.copying import TableCopies
-from mispair.pairs.edits import Edits
+from mispair.pairs.edits import Edits, TableCopies
 from mispair.pairs.layouts import SUBSET
 from mispair.pairs.npy import parse_header
 from mispair.pairs.pairs import IntArray

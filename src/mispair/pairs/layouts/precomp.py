@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
 from mispair.pairs import row_ids
-from mispair.pairs.copying import write_rows
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.arrays import item_vectors
-from mispair.pairs.npy import check_finite, open_array
+from mispair.pairs.npy import check_finite, open_array, write_rows
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.pairs.row_ids import RowIds, Texts

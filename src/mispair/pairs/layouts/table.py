@@ -16,8 +16,7 @@ import pyarrow
 import pyarrow.compute
 
 from mispair.errors import ShapeError, TooFewError
-from mispair.pairs.copying import WITH_IMAGES, TableCopies
-from mispair.pairs.edits import Edits
+from mispair.pairs.edits import WITH_IMAGES, Edits, TableCopies
 from mispair.pairs.other_libraries import as_table
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds, Texts, from_table, id_column, numbers

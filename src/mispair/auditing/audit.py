@@ -78,33 +78,33 @@ class Audit(Findings):
     """The result of an audit, and how to write it."""
 
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs; the file is named .parquet."""
+        """Write the table of all pairs to a .parquet file."""
         _check_ending(path, ".parquet")
         write_table(path, self.pieces(), overwrite=overwrite)
 
     def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs for people and spreadsheets (see `result_tables.defused`), named .csv."""
+        """Write the table of all pairs, safe for spreadsheets (see `result_tables.defused`), to a .csv file."""
         _check_ending(path, ".csv")
         write_table(path, map(defused, self.pieces()), overwrite=overwrite)
 
     def to_html(self, path: str | Path) -> None:
-        """Writes the report: one self-contained page."""
+        """Write the report: one self-contained page."""
         write_atomically(path, render(make_page(self)).encode())
 
     def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
+        """Write a copy of the input, in its own layout, without flagged and unreadable pairs."""
         return write_copy(self.source, clean_edits(self.table), out, overwrite)
 
     def write_mended(self, out: str | Path, *, least: float = SURE, overwrite: bool = False) -> Path:
-        """Writes a copy of the input in which flagged pairs have their best suggested partner.
+        """Write a copy of the input with the best suggested partners for flagged pairs.
 
-        Those without a partner that is right with a probability of at least `least`, and unreadable ones, are left out.
+        Leave out unreadable pairs, and flagged ones without a partner of a probability of at least `least`.
         """
         edits = mended_edits(self.table, self.source, least).each_once(self.source.groups)
         return write_copy(self.source, edits, out, overwrite)
 
     def export(self, tool: Tool, out: str | Path) -> list[Path]:
-        """Writes files of all pairs that FiftyOne, Label Studio or Argilla import; see `mispair.auditing.exports`."""
+        """Write files for FiftyOne, Label Studio or Argilla; see `mispair.auditing.exports`."""
         return export(self.pieces(), tool, Path(out), self.source.image_folder)
 
     def review(
@@ -136,7 +136,7 @@ class Audit(Findings):
         return frame
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The table of all pairs for any library that reads Arrow, as in `pyarrow.table(audit)`."""
+        """Export the table of all pairs to any Arrow library, as in `pyarrow.table(audit)`."""
         return self.table.__arrow_c_stream__(requested_schema)
 
     def _repr_html_(self) -> str:
@@ -154,7 +154,7 @@ class Audit(Findings):
         return html_table(zip(*columns.values(), strict=True), list(columns), repr(self)[1:-1])
 
     def attach_to(self, pairs: Pairs) -> Pairs:
-        """Attach the match scores of this audit, so that `mispair.fit` warms up on pairs that match.
+        """Attach the match scores of this audit: `mispair.fit` then warms up on matching pairs.
 
         Captions and image names must be those of the audit, in its order or, where both have ids, in any order. A pair
         that could not be read gets 0.5.
@@ -177,7 +177,7 @@ class Audit(Findings):
         raise DataError(what, where=pairs.name, advice="Give the pairs that were audited, or audit these.")
 
     def _agree(self, pairs: Pairs, rows: IntArray) -> bool:
-        """Whether captions and image names of the pairs, where known, are those of the rows."""
+        """Whether the pairs and the rows have the same captions and image names, as far as these are known."""
         source, texts, images = self.source, captions(pairs), pairs.left_ids
         for start in range(0, len(rows), 1 << 16):
             part = rows[start : start + (1 << 16)]
@@ -205,7 +205,7 @@ def audit(
     checked: Mapping[str, bool] | None = None,
     **options: Unpack[Options],
 ) -> Audit:
-    """Finds the mismatched pairs of a data set.
+    """Find the mismatched pairs of a data set.
 
         mispair.audit("photos.csv", images="photos/")       # a path, as for the command `mispair audit`
         mispair.audit(frame, images="photos/")              # a table: pandas, polars, pyarrow, datasets
@@ -305,25 +305,22 @@ class Judged(NamedTuple):
 
 
 def judged(source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress) -> Judged:
-    """Learn what matching pairs have in common, and measure all pairs."""
-    ready = _ready(source, settings, device, show)
-    items, auditor, measured, scores, similar = _measured(ready, settings, device, work, show)
+    """Learn from the pairs, measure all of them, and look at captions and decisions."""
+    found = _measured(source, settings, device, work, show)
+    judge, rows = found.auditor.judge, np.arange(len(source))
     show.begin("looking at captions")
-    rows = np.arange(len(source))
-    seen = caption_reasons(rows, source.captions) if source.captions else np.zeros(len(rows), dtype=np.uint16)
-    scores = scores.informed(auditor.judge, measured, items, checked_rows(source, settings.checked), seen)
-    scores = scores.recalibrated(ready, auditor.judge, similar, device)
-    auditor.recalibration = scores.recalibration
-    return Judged(ready, items, auditor, measured, scores, similar, seen)
+    seen = caption_reasons(rows, source.captions) if source.captions else found.seen
+    scores = found.scores.informed(judge, found.scan, found.items, checked_rows(source, settings.checked), seen)
+    scores = scores.recalibrated(found.source, judge, found.similar, device)
+    found.auditor.recalibration = scores.recalibration
+    return found._replace(scores=scores, seen=seen)
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
-    """Return match scores (N,) of pairs by their own features; NaN where a pair cannot be read."""
-    source, settings, where = from_pairs(pairs), Settings(device=device), pick_device(device)
-    with progress(console, len(source)) as show:
-        source = _ready(source, settings, where, show)
-        *_, scores, similar = _measured(source, settings, where, None, show)
-    return scores.beside(similar)
+    """Return match scores (N,) of pairs by their own features; NaN for unreadable pairs."""
+    with progress(console, len(pairs)) as show:
+        found = _measured(from_pairs(pairs), Settings(device=device), pick_device(device), None, show)
+    return found.scores.beside(found.similar)
 
 
 def score_splits(
@@ -359,19 +356,13 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
     return Pairs(Vectors(left), Vectors(right), link, groups=groups, right_ids=known, name=parts[0].name)
 
 
-def _ready(source: Source, settings: Settings, device: torch.device, show: RowProgress) -> Source:
-    """Check the pairs; scale their vectors, and load them to the GPU if they fit."""
+def _measured(source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress) -> Judged:
+    """Find shared items, learn from the pairs, then measure all of them."""
     check(source, settings)
+    workers = workers_of(settings.workers, device)
     if device.type == "cuda":
         show.begin("loading the vectors")
-    return joined(source, joint=settings.joint).scaled().loaded(device, workers_of(settings.workers, device))
-
-
-def _measured(
-    source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
-) -> tuple[SharedItems, Auditor, Scan, MatchScores, SimilarPairs]:
-    """Find items that pairs share, learn what matching pairs have in common, then measure all pairs."""
-    workers = workers_of(settings.workers, device)
+    source = joined(source, joint=settings.joint).scaled().loaded(device, workers)
     show.begin("searching near-duplicates")
     items = None if work is None else SharedItems.load(work / ITEMS, len(source))
     if items is None:
@@ -390,7 +381,7 @@ def _measured(
     alone = scores.alone()
     siblings = find_siblings(source, items, judge.transforms, alone)
     similar = SimilarPairs(siblings, *search_exchanges(source, items, judge, alone, device))
-    return items, auditor, measured, scores, similar
+    return Judged(source, items, auditor, measured, scores, similar, np.zeros(len(source), dtype=np.uint16))
 
 
 def check(source: Source, settings: Settings) -> None:
@@ -403,7 +394,7 @@ def check(source: Source, settings: Settings) -> None:
 
 
 def check_rows(pairs: Source, settings: Settings) -> None:
-    """Do the part of `check` that needs no vectors."""
+    """Do the part of `check` without vectors."""
     check_count(pairs)
     check_settings(settings)
     for ids in (list(checked_answers(settings.checked)), *map(list, settings.partnered)):
@@ -413,14 +404,14 @@ def check_rows(pairs: Source, settings: Settings) -> None:
 
 
 def check_settings(settings: Settings) -> None:
-    """Do the part of `check` that needs no pairs."""
+    """Do the part of `check` without pairs."""
     check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
         raise InvalidValueError(str(settings.workers), where="workers", expected="at least 1")
 
 
 def _auditor(source: Source, settings: Settings, items: SharedItems, work: Path | None) -> Auditor:
-    """Load what was learned before an interruption, or learn it now."""
+    """Load the auditor of an interrupted audit, or fit it now."""
     if work is not None:
         with suppress(DataError):
             return Auditor.load(work / LEARNED, settings.device)
@@ -453,7 +444,7 @@ def notes_on(judge: Judge, readable: int, flagged: int) -> list[str]:
 
 
 def shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[str]:
-    """Return notes on items that several pairs share."""
+    """Return notes on shared items."""
     notes = []
     for side, unlike in zip(SIDES, items.unlike, strict=True):
         rows = np.flatnonzero((unlike > 0) & readable)

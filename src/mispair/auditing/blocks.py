@@ -1,4 +1,4 @@
-"""Blocks of a data set, each of which one machine reads by itself: some of its files, or some rows of one file."""
+"""Blocks of a data set, for one machine each: some of its files, or some rows of one file."""
 
 from __future__ import annotations
 
@@ -139,6 +139,6 @@ def _store(data: AuditInput) -> Store:
 
 @lru_cache(maxsize=1)
 def _whole(pickled: bytes) -> Source:
-    """Open a data set that has no blocks of files; each machine fetches URLs once."""
+    """Open a data set without blocks of files; each machine fetches URLs once."""
     data: AuditInput = pickle.loads(pickled)
     return data.fetched().open(device="cpu")

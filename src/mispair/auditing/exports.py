@@ -1,4 +1,4 @@
-"""Files of an audit's pairs that other tools import: FiftyOne, Label Studio and Argilla. None of them is needed here.
+"""Files of an audit's pairs for other tools: FiftyOne, Label Studio and Argilla, which need not be installed.
 
 | tool | file | how it is imported |
 |---|---|---|

@@ -1,4 +1,4 @@
-"""Audits of files and folders, with their results in a folder. They are resumable and not repeated."""
+"""Resumable audits of files and folders, with their results in a folder."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def audit_path(
 
 
 def _encoded(data: AuditInput, raw: Source | None, settings: Settings, console: Console | None) -> Source:
-    """All pairs, on this machine."""
+    """Read all pairs on this machine; encode images and captions."""
     here = data.fetched()
     return here.encoded(raw or here.open(settings.device), settings.device, console)
 
@@ -223,7 +223,7 @@ def _write_tables(audit: Audit, out: Path) -> None:
 
 
 def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
-    """Return what the audit depends on; folders that it writes, `made`, may lie in those that it reads."""
+    """Return the request of an audit; its own folders, `made`, may lie in the folders of the input."""
 
     def state(place: Path | None) -> list[str]:
         if place is not None and place in data.urls:
@@ -292,7 +292,7 @@ def _state(place: Path | None, made: Sequence[Path]) -> list[str]:
 
 
 def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
-    """The path, size and time of the file, or of all files of a folder but those in the folders that are made."""
+    """Yield the path, size and time of a file, or of all files of a folder outside the folders `made`."""
     root, own = root.resolve(), [path.resolve() for path in made]
     folders = os.walk(root) if root.is_dir() else [(str(root.parent), [], [root.name])]
     for folder, _, names in folders:

@@ -86,7 +86,7 @@ class AuditInput(InputOptions):
 
     @property
     def is_raw(self) -> bool:
-        """Whether these are images and captions, which are encoded first."""
+        """Whether these are images and captions, to be encoded."""
         return self.source is not None and url_of(self.source) is None and not self.is_run and is_raw(self.source)
 
     def open(self, device: str) -> Source:

@@ -55,7 +55,7 @@ class AuditOptions:
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of `mispair.audit` that are flags of the command, too; see the classes above."""
+    """Keyword arguments of `mispair.audit`, also flags of the command; see the classes above."""
 
     images: str | Path | None
     allow_outside: bool

@@ -1,4 +1,4 @@
-"""Names of the files that an audit writes; imports nothing heavy."""
+"""Names of the files of an audit; imports nothing heavy."""
 
 from __future__ import annotations
 

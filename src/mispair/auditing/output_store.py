@@ -1,4 +1,4 @@
-"""The output of an audit in an object store, with no file system that machines share.
+"""The output of an audit in an object store.
 
 The audit is made in a folder of this machine, its working folder in the cache. The store comes first: its files are
 fetched before, and all is written there when the audit has ended, with the mark last. So the mark in the store, too,
@@ -32,7 +32,7 @@ OUTPUTS = "outputs"  # folder in that of encodings, for audits whose output is a
 def working_folder(
     out: Path, request: Mapping[str, Json], cache: Path | None = None, *, overwrite: bool = False
 ) -> Iterator[Path]:
-    """The folder of an audit: `out` itself, or for a URL a folder of this machine that is uploaded at the end.
+    """Yield the folder of an audit: `out` itself, or for a URL a local folder, uploaded at the end.
 
     Errors name the URL, not the working folder.
 

@@ -127,7 +127,7 @@ class Job:
             yield rows if joins is None else rows._replace(source=with_joins(rows.source, joins))
 
     def own(self, number: int, rows: IntArray) -> IntArray:
-        """Return the ascending rows that are in a block."""
+        """Return the rows of a block among ascending rows."""
         return rows[np.searchsorted(rows, self.starts[number]) : np.searchsorted(rows, self.starts[number + 1])]
 
 
@@ -193,7 +193,7 @@ def audit_blocks(
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAudit(Audit):
-    """An audit with its tables in files; its rows are those of the report."""
+    """An audit with its tables in files; it has the rows of the report."""
 
     tables: Callable[[], Iterator[tuple[str, Iterator[pyarrow.Table]]]]  # for `parts`
     known: dict[str, Any]  # attributes of the whole
@@ -289,7 +289,7 @@ class _Run:
         raise problem
 
     def _sample(self) -> Sample:
-        """Draw pairs to learn from; add those that people have checked."""
+        """Draw pairs to learn from; add the checked pairs."""
         if SAMPLED not in self.job.store.files():
             rows, settings = _sample_rows(self.job.rows), self.job.settings
             checked = sorted(checked_answers(settings.checked))
@@ -334,7 +334,7 @@ class _Run:
         return learned
 
     def _shared(self) -> dict[str, Any]:
-        """Find the items that pairs share."""
+        """Find shared items of all blocks."""
         job = self.job
         if ITEMS not in job.store.files():
             apart = -(-job.rows // TOGETHER)
@@ -484,7 +484,7 @@ class Verdict:
     names: npt.NDArray[np.str_]  # ids of these
 
     def ids(self, rows: IntArray) -> list[str]:
-        """Return the ids of rows that can be partners."""
+        """Return the ids of possible partners."""
         found: list[str] = self.names[np.searchsorted(self.rows, rows)].tolist()
         return found
 
@@ -520,7 +520,7 @@ def _renumbered(partners: Partners, numbers: IntArray) -> Partners:
 
 
 def _groups_of(groups: list[dict[str, Any]], rows: IntArray) -> Groups:
-    """Return the largest groups of near-duplicates by places among `rows`; -1 for members that are not shown."""
+    """Return the largest groups of near-duplicates by places among `rows`; -1 for other members."""
     each = [np.full(group["size"], -1) for group in groups]
     for places, group in zip(each, groups, strict=True):
         places[: len(group["rows"])] = np.searchsorted(rows, group["rows"])
@@ -602,7 +602,7 @@ def _ids(source: Source, places: IntArray, rows: IntArray) -> list[str]:
 
 @dataclass
 class _Actor:
-    """Call a function in a process that keeps its GPU and its caches."""
+    """Call a function in a process with its own GPU and caches."""
 
     function: Callable[[Batch], Batch]
 
@@ -757,7 +757,7 @@ def _lowest(job: Job, batch: Batch) -> Batch:
 
 
 def _bins(score: npt.NDArray[np.float32]) -> IntArray:
-    """Return (n,) bins from 0 to 2 HALF that ascend with the scores, as precise near 1 as near 0."""
+    """Return ascending bins (n,) of scores, from 0 to 2 HALF, as precise near 1 as near 0."""
     bits = (np.minimum(score, 1 - score).view(np.uint32) >> DROPPED).astype(np.int64)
     return np.where(score <= 0.5, bits, 2 * HALF - bits)
 
@@ -770,7 +770,7 @@ def _above(number: int) -> float:
 
 
 def _keyed(job: Job, apart: int, batch: Batch) -> Batch:
-    """Return the sketches of the readable items of a block; those with the same key are compared."""
+    """Return the sketches of the readable items of a block; items with the same key are compared."""
     names = [f"{side}_{code}" for side in SIDES for code in range(CODES)]
     table = job.store.table(f"{SCORES}/{_name(int(batch['number'][0]))}", ["row", "match_score", *names])
     table = table.filter(table["match_score"].is_valid())
@@ -805,7 +805,7 @@ def _cosine_of_codes(cosine: float) -> float:
 
 
 def _share(job: Job, *links: pyarrow.Table) -> None:
-    """Join the links of all groups; write the rows that share items, and the items with unlike partners."""
+    """Join the links of all groups; write rows with shared items, and items with unlike partners."""
     none = pyarrow.table({name: pyarrow.array([], "int64") for name in ("side", "row", "first")})
     table = pyarrow.concat_tables([none, *(part.cast(none.schema) for part in links if part.num_rows)])
     side, row, first = (table[name].to_numpy() for name in ("side", "row", "first"))

@@ -1,4 +1,4 @@
-"""What an audit depends on, as `audit.json` has it: its input and its settings. Imports nothing heavy."""
+"""The request of an audit, as in `audit.json`: its input and its settings. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ class Request(BaseModel):
 
 
 def read_audit_mark(out: Path) -> Mark | None:
-    """The mark of an audit; None if there is none.
+    """Read the mark of an audit; None if it is missing.
 
-    Data that is not where it was when it was audited is looked for where it would be if the audit had been moved with
-    it, as in a project folder that was renamed.
+    Missing data is searched beside the audit, at its old relative place: both may have moved with a project folder.
     """
     mark = read_mark(out, AUDIT)
     if mark is None or not mark.place:
@@ -85,7 +84,7 @@ def read_audit_mark(out: Path) -> Mark | None:
 
 
 def _moved(found: Json, was: str, out: Path) -> Json:
-    """A path, a list that begins with one, or several such lists."""
+    """Find a path again, also at the start of a list or of several lists."""
     if isinstance(found, list) and found and isinstance(found[0], list):
         return [_moved(one, was, out) for one in found]
     place, *others = found if isinstance(found, list) and found else [found]
@@ -99,10 +98,10 @@ def _moved(found: Json, was: str, out: Path) -> Json:
 
 
 def local_place(found: object) -> Path | None:
-    """What an audit has read, by its path or URL and its version; where it was a URL, its copy.
+    """Return the audited file or folder by its path, or its copy by URL and version.
 
     Raises:
-        DataError: The copy is not there any more.
+        NotFoundError: The copy was deleted.
     """
     if not isinstance(found, list) or not found:
         return None

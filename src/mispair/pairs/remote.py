@@ -51,7 +51,7 @@ State = tuple[int, str]  # size of a file, and a text that changes when its cont
 
 
 def url_of(path: Path) -> str | None:
-    """Return the URL of a path, with the slash that `Path` leaves out; None for paths of this machine.
+    """Return the URL of a path, with both its slashes; None for paths of this machine.
 
     >>> url_of(Path("https://host/left.npy"))
     'https://host/left.npy'
@@ -120,7 +120,7 @@ def name_of(url: str) -> str:
 
 
 def find_copy(url: str, version: str, folder: Path) -> Path:
-    """Return the copy that `fetch` has made.
+    """Return a copy by `fetch`.
 
     Raises:
         NotFoundError: The copy was deleted.
@@ -265,7 +265,7 @@ class Store:
             raise OSError("the file is shorter than what was written")
 
     def _try(self, name: str, action: Callable[[], Result]) -> Result:
-        """Return the result of an action; try again where that may help."""
+        """Return the result of an action; repeat it after temporary errors."""
         url = f"{self.url}/{name}" if name else self.url
         for attempt in range(ATTEMPTS):
             time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
@@ -280,7 +280,7 @@ class Store:
         raise DataError(what, where=url, advice="Run the same command again to resume.")
 
     def _final(self, error: Exception, url: str) -> MispairError | None:
-        """Translate an error; None where another attempt may help."""
+        """Translate an error; None for a temporary one."""
         answers = (getattr(cause, "status", None) for cause in (error, error.__cause__))
         status = next((answer for answer in answers if isinstance(answer, int)), None)
         # fsspec raises FileNotFoundError for web servers that are busy or do not answer, too.

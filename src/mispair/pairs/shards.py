@@ -37,7 +37,7 @@ class Shard(Protocol):
     def shape(self) -> tuple[int, int]: ...
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
-        """These rows, in the type in which they are stored."""
+        """Read these rows in their stored type."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class File:
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """Rows of an array (n, D) in memory, all or those in `link`."""
+    """Rows of an array (n, D) in memory: all, or `link`."""
 
     array: npt.NDArray[Any]
     link: IntArray | None = None
@@ -183,7 +183,7 @@ class Side:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The type in which the vectors are stored."""
+        """The stored type of the vectors."""
         return self.shards[0].read(slice(0, 1)).dtype
 
     def gather(self, rows: IntArray, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
@@ -198,7 +198,7 @@ class Side:
         return found
 
     def tensor(self, rows: slice | IntArray, device: torch.device) -> Tensor:
-        """Consecutive or any rows (n, D) in single precision on a device, where they may be already."""
+        """Return consecutive or any rows (n, D) in single precision on a device."""
         import torch
 
         first = self.shards[0]
@@ -253,7 +253,7 @@ class Side:
 
     @property
     def factor(self) -> float:
-        """What the numbers of the data were multiplied by."""
+        """The factor between these numbers and those of the data."""
         first = self.shards[0]
         return first.factor if isinstance(first, ScaledRows | TensorRows) else 1.0
 
@@ -287,7 +287,7 @@ class MovedRows:
 
 
 def unit(vectors: Matrix) -> tuple[Matrix, npt.NDArray[np.bool_]]:
-    """Return vectors (n, D) of unit length, and which ones (n,) are finite and not zero."""
+    """Return vectors (n, D) of unit length, and a mask (n,) of finite vectors other than zero."""
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)  # the square of a huge number is no float32
     there = np.isfinite(largest) & (largest > 0)
     found = np.where(there, vectors, 0) / np.where(there, largest, 1)

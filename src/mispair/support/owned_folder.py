@@ -73,7 +73,7 @@ def check_unchanged(path: Path, kind: FolderKind, names: Iterable[str]) -> None:
 
 
 def damages(path: Path, written: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield files that differ from their hashes in `written`, and the problem."""
+    """Compare files with their hashes in `written`; yield the damaged ones and the problem."""
     for name in names:
         try:
             if name in written and sha256_of(path / name) != written[name]:
@@ -83,7 +83,7 @@ def damages(path: Path, written: Mapping[str, str], names: Iterable[str]) -> Ite
 
 
 class OwnedFolder:
-    """A folder that belongs to this process inside a `with` block.
+    """A folder, owned by this process inside a `with` block.
 
         with OwnedFolder(out, AUDIT, request) as folder:
             if not folder.finished:
@@ -142,7 +142,7 @@ class OwnedFolder:
         return mark is not None and mark.request == self.request
 
     def begin(self) -> None:
-        """Mark the folder as unfinished; keep files of the same request and delete those of another."""
+        """Mark the folder as unfinished; delete files of another request."""
         with _writing(self.path):
             if not self.begun:
                 # Before the new mark, so that it never stands beside files of an older request.
@@ -157,7 +157,7 @@ class OwnedFolder:
                 shutil.rmtree(self.work, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Delete all files, so that the folder is free for any request."""
+        """Delete all files: the folder is then free for any request."""
         with _writing(self.path):
             self._delete_files()
             (self.path / self.kind.mark).unlink(missing_ok=True)
@@ -255,7 +255,7 @@ def acquire(lock: filelock.BaseFileLock, folder: Path | str) -> None:
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Fill a new folder that replaces `path` if the block succeeds; first delete leftovers of killed processes."""
+    """Replace the folder `path` by a new one if the block succeeds; first delete leftovers of killed processes."""
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked_beside(path):

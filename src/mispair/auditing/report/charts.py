@@ -1,4 +1,4 @@
-"""The charts of the report as coordinates, which start in the upper left corner. The template draws them as SVG."""
+"""The charts of the report as coordinates from the upper left corner. The template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WIDTH, HEIGHT = 460, 210
 
 @dataclass(frozen=True)
 class Axes:
-    """Where the numbers stand."""
+    """Numbers at the axes, and their places."""
 
     top: float  # what the full height stands for
     xs: list[tuple[float, str]]

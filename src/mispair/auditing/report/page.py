@@ -63,7 +63,7 @@ class Flagged:
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Pairs whose items on one side are (nearly) the same."""
+    """Pairs with (nearly) the same item on one side."""
 
     side: str  # "left" or "right"
     ids: tuple[str, ...]

@@ -198,10 +198,10 @@ def test_workers_of_ray_read_and_write_the_store(
     assert audit(tmp_path, str(tmp_path / "data"), "--out", str(tmp_path / "local"), "--engine", "ray") == 0
     found = store.files("audits/mine")
     assert json.loads(found["audit.json"])["finished"] is True
-    tables = sorted(name for name in found if name.endswith(".parquet"))
-    assert len(tables) == (3 if layout is clip_retrieval else 2) + 1
-    for name in tables:
-        assert found[name] == (tmp_path / "local" / name).read_bytes()
+    tables = {name: content for name, content in found.items() if name.endswith(".parquet")}
+    assert len(tables) == (2 if layout is clip_retrieval else 4)  # all pairs, suggestions, and shards of DataComp
+    local = tmp_path / "local"
+    assert tables == {path.relative_to(local).as_posix(): path.read_bytes() for path in local.rglob("*.parquet")}
 
 
 def test_files_of_others_are_kept_and_lost_ones_written_again(store: S3Store, tmp_path: Path, data: Path) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import combinations
@@ -49,7 +47,7 @@ from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.remote import Store, url_of, version_of
 from mispair.pairs.result_tables import TableWriter, defused, original, write_table
-from mispair.pairs.source import Source
+from mispair.pairs.source import Source, digest
 from mispair.pairs.tables import open_table
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import WORK, OwnedFolder, check_unchanged
@@ -285,25 +283,17 @@ def _state(place: Path | None, made: Sequence[Path]) -> list[str]:
     if is_run(place) and config.is_file():
         settings = read_toml(config)
         roots += [Path(settings[name]) for name in ("data", "noise_file") if settings.get(name)]
-    digest = hashlib.sha256()
-    for file in sorted(file for root in roots for file in _files(root, made)):
-        digest.update(json.dumps(file).encode())
-    return [str(place.resolve()), digest.hexdigest()]
+    files = sorted(file for root in roots for file in _files(root.resolve(), [path.resolve() for path in made]))
+    return [str(place.resolve()), digest(files)]
 
 
-def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
-    """Yield the path, size and time of a file, or of all files of a folder outside the folders `made`."""
-    root, own = root.resolve(), [path.resolve() for path in made]
-    folders = os.walk(root) if root.is_dir() else [(str(root.parent), [], [root.name])]
-    for folder, _, names in folders:
-        if any(Path(folder).is_relative_to(one) for one in own):
-            continue
-        for name in names:
-            path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):  # a link that leads nowhere
-                state = os.stat(path)
-                if stat.S_ISREG(state.st_mode):
-                    yield path, state.st_size, state.st_mtime_ns
+def _files(root: Path, made: Sequence[Path]) -> Iterator[Path]:
+    """Yield a file, or all files of a folder outside the folders `made`."""
+    if not root.is_dir():
+        yield root
+    for folder, _, names in os.walk(root):
+        if not any(Path(folder).is_relative_to(one) for one in made):
+            yield from (Path(folder, name) for name in names)
 
 
 def _check_copies(

@@ -8,6 +8,7 @@ behind its last whole range. A folder of an object store is all files whose name
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -178,20 +179,20 @@ class Store:
     def get(self, name: str, path: Path) -> None:
         """Fetch a file; the path exists once the file is whole."""
 
-        def state() -> State:
-            return _state(self._try(name, lambda: self._info(name)))
-
-        before = state()
         with replacing(path) as file:
-            self.copy_to(file, name, before[0])
-            if state() != before:
-                raise _changed(f"{self.url}/{name}")
+            self._copy_unchanged(file, name)
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        with TemporaryDirectory() as folder:
-            self.get(name, Path(folder, "found"))
-            return Path(folder, "found").read_bytes()
+        file = io.BytesIO()
+        self._copy_unchanged(file, name)
+        return file.getvalue()
+
+    def _copy_unchanged(self, file: IO[bytes], name: str) -> None:
+        before = _state(self._try(name, lambda: self._info(name)))
+        self.copy_to(file, name, before[0])
+        if _state(self._try(name, lambda: self._info(name))) != before:
+            raise _changed(f"{self.url}/{name}")
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file with this content."""

@@ -51,7 +51,6 @@ BATCH = 1 << 16
 _UNQUOTED = "\t|"  # many programs write no quotes with these, so that a cell may begin with a quotation mark
 _CHUNK = 1 << 14  # rows of a text file that are parsed at a time
 _SMALL = 1 << 24  # bytes of a text file whose batches are kept in memory
-_SMALL_PARQUET, _MOST_KEPT = 1 << 16, 1 << 27  # bytes of one of several files that is kept in memory, and of all
 _PROBED = 50  # rows that tell how a file without a header is made
 # Flickr8k.token.txt writes the number of the caption behind the name of the image.
 _IMAGE_NAME = re.compile(rf"\S.*({'|'.join(map(re.escape, sorted(IMAGE_SUFFIXES)))})(#\d+)?", re.IGNORECASE)
@@ -81,13 +80,6 @@ class TablePart:
     get: Callable[[int], Any] | None = None
     format: TextFormat | None = None  # of a text file
     is_file: bool = True
-
-    @classmethod
-    def of(cls, path: Path, content: Any, *, is_file: bool) -> TablePart:
-        """A `pyarrow.Table` in memory."""
-        batches = content.to_batches()
-        starts = np.cumsum([0, *map(len, batches)])
-        return cls(path, content.schema, starts, batches.__getitem__, is_file=is_file)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -135,8 +127,11 @@ class Table:
     @classmethod
     def of(cls, content: Any, name: str, roles: Roles | None = None) -> Table:
         """A `pyarrow.Table` in memory; the name is for messages."""
-        _check_distinct(content.column_names, Path(name))
-        return cls((TablePart.of(Path(name), content, is_file=False),), roles or {})
+        path, batches = Path(name), content.to_batches()
+        _check_distinct(content.column_names, path)
+        starts = np.cumsum([0, *map(len, batches)])
+        part = TablePart(path, content.schema, starts, batches.__getitem__, is_file=False)
+        return cls((part,), roles or {})
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -242,12 +237,9 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
     """
     columns = columns or {}
     parts, roles = list[TablePart](), dict[Role, str]()
-    room = _MOST_KEPT if len(paths) > 1 else 0
     for path in paths:
-        start, whole = _start(path)
-        if start.startswith(b"PAR1"):
-            part = _open_parquet(path, start if whole and room > 0 else None)
-            room -= sum(part.get(number).nbytes for number in range(len(part.starts) - 1)) if part.get else 0
+        if _is_parquet(path):
+            part = _open_parquet(path)
         else:
             part, known = _open_text(path, columns, lenient=lenient)
             roles = roles or known
@@ -295,31 +287,27 @@ def _as_text(column: Any, name: str, path: Path) -> Any:
         raise ShapeError(what, where=path, expected="texts or numbers") from None
 
 
-def _start(path: Path) -> tuple[bytes, bool]:
-    """The first bytes of a table, and whether they are all of it."""
+def _is_parquet(path: Path) -> bool:
+    """Whether a table is parquet; raise if it is not text either."""
     try:
         with regular(path).open("rb") as file:
-            start, more = file.read(_SMALL_PARQUET), file.read(1)
+            start = file.read(4096)
     except OSError as error:
         raise unreadable(path, error, expected="a table (.csv, .tsv or .parquet)") from None
     if not start:
         raise DamagedError("the file is empty", where=path, expected="a table with a header line")
-    line = start[:4096]
-    if not start.startswith(b"PAR1") and b"\x00" in line.partition(b"\n")[0] and _utf_16(line) is None:
+    if start.startswith(b"PAR1"):
+        return True
+    if b"\x00" in start.partition(b"\n")[0] and _utf_16(start) is None:
         advice = "Save the table as CSV (UTF-8) or parquet."
         raise DamagedError("neither parquet nor text", where=path, advice=advice)
-    return start, not more
+    return False
 
 
-def _open_parquet(path: Path, content: bytes | None) -> TablePart:
-    """A parquet file, kept in memory if its content is given."""
+def _open_parquet(path: Path) -> TablePart:
     with _reading(path):
-        str(path).encode()  # pyarrow opens no file whose name is not UTF-8, and copies are made of the file
-        with pyarrow.parquet.ParquetFile(path if content is None else pyarrow.BufferReader(content)) as file:
-            if content is not None:
-                # In one thread: one that lets go of Python's memory while the process ends aborts it.
-                kept = TablePart.of(path, file.read(use_threads=False), is_file=True)
-                return replace(kept, schema=file.schema_arrow)
+        str(path).encode()  # pyarrow opens no file whose name is not UTF-8
+        with pyarrow.parquet.ParquetFile(path) as file:
             groups, schema = file.metadata, file.schema_arrow
             sizes = [groups.row_group(group).num_rows for group in range(groups.num_row_groups)]
     return TablePart(path, schema, np.cumsum([0, *sizes]))

@@ -16,7 +16,7 @@ from mispair.pairs import row_ids
 from mispair.pairs.npy import chunks
 from mispair.pairs.pairs import Pairs, Regions, Tokens
 from mispair.pairs.pairs import Side as Items
-from mispair.pairs.row_ids import RowIds, Texts
+from mispair.pairs.row_ids import Texts
 from mispair.pairs.shards import ArrayRows, Shard, Side, TensorRows, join_views, open_files
 from mispair.pairs.source import Source
 from mispair.pairs.tables import USUAL_NAMES, Roles, open_table
@@ -53,20 +53,19 @@ def open_arrays(
     files = tuple(chain(*places))
     name = " and ".join(map(str, files))
     folders = image_places(images)
+    source = Source(sides[0], sides[1], "arrays", name, files=files)
     if ids is None:
-        return Source(sides[0], sides[1], "arrays", name, RowIds(), files=files)
+        return source
     path = Path(ids)
     table = open_table(path, columns=columns)
-    roles = [role for role in USUAL_NAMES if table.find(role)]
-    if not roles:
+    if not any(table.find(role) for role in USUAL_NAMES):
         raise NotFoundError(
             table.found(),
             where=path,
             expected="a header line with id, caption or text, image_path, image or path, or group",
         )
     folders = folders or (path.parent / "images", path.parent, Path())
-    source = Source(sides[0], sides[1], "arrays", name, RowIds(), images=folders, files=(*files, path), table=table)
-    return source.described_by(table)
+    return replace(source, images=folders, files=(*files, path), table=table).described_by(table)
 
 
 def from_memory(
@@ -92,10 +91,8 @@ def from_memory(
         )
         for views, what in ((left, "left"), (right, "right"))
     ]
-    source = Source(sides[0], sides[1], "memory", "the given arrays", RowIds())
-    captions = None
-    if texts is not None:
-        captions = Texts.of(row_ids.flat(texts, "texts", len(source)))
+    source = Source(sides[0], sides[1], "memory", "the given arrays")
+    captions = None if texts is None else Texts.of(row_ids.flat(texts, "texts", len(source)))
     return replace(source, names=row_ids.from_lists(ids, groups, len(source)), captions=captions)
 
 

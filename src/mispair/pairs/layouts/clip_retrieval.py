@@ -23,7 +23,6 @@ from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, IntArray, Pairs, Vectors
 from mispair.pairs.result_tables import write_table
-from mispair.pairs.row_ids import RowIds
 from mispair.pairs.shards import File, Side, open_files
 from mispair.pairs.source import DataSetFolder
 from mispair.pairs.tables import Table, open_table
@@ -173,7 +172,7 @@ def open_clip(folder: Path, split: str | None = None) -> ClipRetrieval:
     left, right = (open_files(shards) for shards in paths)
     table = _open_metadata(folder, *([shard.shape[0] for shard in side.shards] for side in (left, right)))
     files = (*paths[0], *paths[1], *_table_paths(folder))
-    source = ClipRetrieval(left, right, "clip", str(folder), RowIds(), files=files, table=table)
+    source = ClipRetrieval(left, right, "clip", str(folder), files=files, table=table)
     return source if table is None else source.described_by(table)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import platformdirs
 from PIL import Image
 
 from mispair.errors import ExistsError, InvalidValueError, WriteError
@@ -92,10 +93,11 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
 def cached(*, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TEST) -> Path:
     """The data set in the user's cache folder, made on the first call.
 
-    The cache is `$MISPAIR_CACHE`, else `$XDG_CACHE_HOME/mispair`, else `~/.cache/mispair`. Processes that ask at the
-    same time may each make the set; the first one to finish keeps its folder and the others use it.
+    The cache is `$MISPAIR_CACHE`, else the user's, such as `~/.cache/mispair`. Processes that ask at the same time may
+    each make the set; the first one to finish keeps its folder and the others use it.
     """
-    folder = _cache_root() / f"shapes-v{VERSION}-seed{seed}-{train}-{dev}-{test}" / "shapes"
+    root = Path(os.environ.get("MISPAIR_CACHE") or platformdirs.user_cache_dir("mispair")).expanduser()
+    folder = root / f"shapes-v{VERSION}-seed{seed}-{train}-{dev}-{test}" / "shapes"
     if _is_made(folder):
         return folder
     try:
@@ -104,13 +106,6 @@ def cached(*, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TES
         if _is_made(folder):  # another process was faster
             return folder
         raise
-
-
-def _cache_root() -> Path:
-    if own := os.environ.get("MISPAIR_CACHE"):
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "mispair"
 
 
 def _is_made(folder: Path) -> bool:

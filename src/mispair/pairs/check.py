@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mispair.errors import DataError, NotFoundError
 from mispair.pairs.layouts import clip_retrieval, loading, precomp
-from mispair.pairs.layouts.loading import Layout
+from mispair.pairs.layouts.loading import FeatureLayout
 from mispair.pairs.noise import load_noise, mismatch
 from mispair.pairs.npy import absolute_maximum, check_finite, open_array
 from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Side, Tokens, Vectors
@@ -43,7 +43,7 @@ class Check:
     """Contents and problems of a data set."""
 
     data: str
-    layout: Layout
+    layout: FeatureLayout
     vocabulary: Report | None = None
     splits: dict[str, Report] = field(default_factory=dict)
     noise: dict[str, Report] = field(default_factory=dict)

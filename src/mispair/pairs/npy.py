@@ -17,7 +17,7 @@ from mispair.errors import ChangedError, DamagedError, ShapeError
 from mispair.support.files import LARGEST, replacing, size_of, unreadable
 
 Rows = npt.NDArray[np.int64]
-Kind = Literal["float", "integer", "vector"]
+Numbers = Literal["float", "integer", "vector"]
 LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
 # What numpy's parser of headers raises for text that is no header.
@@ -26,7 +26,7 @@ _AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
 _AGAIN = "Copy or write the file again."
 
 
-def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> npt.NDArray[Any]:
+def open_array(path: str | Path, ndim: int | None = None, *, kind: Numbers = "float") -> npt.NDArray[Any]:
     """Memory-map an .npy file after checking its header and size.
 
     Numbers of the kind "vector" are floats or int8, as quantised embeddings are.
@@ -37,14 +37,14 @@ def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float
     return array.view(MappedArray)
 
 
-def read_header(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> Header:
+def read_header(path: str | Path, ndim: int | None = None, *, kind: Numbers = "float") -> Header:
     """Read the header of an .npy file and check it as `open_array` does."""
     header = header_of(*read_start(Path(path), LONGEST_HEADER), Path(path))
     check_header(header, path, ndim, kind)
     return header
 
 
-def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind) -> None:
+def check_header(header: Header, path: str | Path, ndim: int | None, kind: Numbers) -> None:
     """Raise if an array has other dimensions or numbers of another type."""
     shape, dtype = header.shape, header.dtype
     if ndim is not None and len(shape) != ndim:

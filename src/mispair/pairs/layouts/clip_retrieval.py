@@ -29,8 +29,8 @@ from mispair.pairs.tables import Table, open_table
 from mispair.support.formatting import listed
 
 SPLITS = ("train", "dev", "test")
-SIDES = ("img_emb", "text_emb")
-PARTS = (*SIDES, "metadata")
+SIDE_FOLDERS = ("img_emb", "text_emb")
+PARTS = (*SIDE_FOLDERS, "metadata")
 _CUTS = ((0.8, 2), (0.9, 1))  # share of the rows before each cut, and how many splits are behind it
 _COMPARED = 4096  # rows at a time
 
@@ -51,7 +51,7 @@ def found_splits(folder: Path) -> list[str]:
 
 def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Table | None:
     """The table of a folder, if it has one, with a row for each vector; `sizes` are the rows of the shards."""
-    paths = {stem: shard_paths(folder, stem) for stem in SIDES}
+    paths = {stem: shard_paths(folder, stem) for stem in SIDE_FOLDERS}
     _check_numbers((paths["img_emb"], sizes), (paths["text_emb"], text_sizes))
     tables = _table_paths(folder)
     if not tables:
@@ -168,7 +168,7 @@ def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
 def open_clip(folder: Path, split: str | None = None) -> ClipRetrieval:
     """Open the vectors of a folder, or of a split in a subfolder, to be audited, still on disk."""
     folder = folder / (split or "")
-    paths = [shard_paths(folder, stem) for stem in SIDES]
+    paths = [shard_paths(folder, stem) for stem in SIDE_FOLDERS]
     left, right = (open_files(shards) for shards in paths)
     table = _open_metadata(folder, *([shard.shape[0] for shard in side.shards] for side in (left, right)))
     files = (*paths[0], *paths[1], *_table_paths(folder))
@@ -201,5 +201,5 @@ class ClipRetrieval(DataSetFolder):
                 write_vectors(target / shard.path.parent.name / shard.path.name, side, moved[rows])
                 if copies is None and side is self.left:  # a table of ids, where there was none
                     table = pyarrow.table({"id": self.ids(rows)})
-                    name = shard.path.stem.replace(SIDES[0], "metadata")
+                    name = shard.path.stem.replace(SIDE_FOLDERS[0], "metadata")
                     write_table(target / "metadata" / f"{name}.parquet", [table])

@@ -19,7 +19,7 @@ from mispair.support.files import Json, read_json, write_atomically
 from mispair.support.formatting import listed
 from mispair.support.owned_folder import delete_beside, replacing_folder
 
-MARK = ".copy.json"  # the audit that a copy belongs to, and its files
+COPY_MARK = ".copy.json"  # the audit that a copy belongs to, and its files
 MANIFEST = "manifest.csv"  # what became of each pair, beside a copy
 SURE = 0.9  # probability from which a suggested partner takes the place of a wrong one
 _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
@@ -88,13 +88,13 @@ def write_copy(
         if also is not None:
             also(folder)
         mark = {"request": request, "files": sorted(_names(folder))}
-        write_atomically(folder / MARK, json.dumps(mark).encode())
+        write_atomically(folder / COPY_MARK, json.dumps(mark).encode())
     return out
 
 
 def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
     """Whether the folder is a copy for this request; deletes the rest of an interrupted writing."""
-    mark = read_json(out / MARK)
+    mark = read_json(out / COPY_MARK)
     if not isinstance(mark, dict) or mark.get("request") != json.loads(json.dumps(request)):
         return False
     delete_beside(out)
@@ -121,11 +121,11 @@ def check_copy(folder: Path | None, files: Iterable[Path], out: Path, overwrite:
     if not overwrite:
         advice = "Replace an earlier copy with `overwrite`, or choose another folder."
         raise ExistsError("the folder is not empty", where=out, advice=advice)
-    mark = read_json(out / MARK)
+    mark = read_json(out / COPY_MARK)
     known = mark.get("files") if isinstance(mark, dict) else None
     if not isinstance(known, list):
-        raise ExistsError(f"the folder has no {MARK}, so it is not known to be a copy", where=out, advice=another)
-    others = sorted(there.difference([MARK], known))
+        raise ExistsError(f"the folder has no {COPY_MARK}, so it is not known to be a copy", where=out, advice=another)
+    others = sorted(there.difference([COPY_MARK], known))
     if others:
         what = f"the folder also holds {listed(others)}, which is not part of the copy and would be lost"
         raise ExistsError(what, where=out, advice=another)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, get_args
 from mispair.config import Config
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError
 from mispair.pairs.layouts import clip_retrieval, precomp
+from mispair.pairs.layouts.copies import COPY_MARK, MANIFEST
 from mispair.pairs.layouts.precomp import DevProtocol
 from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import check_as_encoded
@@ -17,29 +18,34 @@ from mispair.pairs.pairs import Pairs
 from mispair.pairs.source import DataSetFolder
 from mispair.pairs.vocabulary import Vocabulary
 
-Layout = Literal["precomp", "vectors"]
+FeatureLayout = Literal["precomp", "vectors"]
 
 
-class DataSet(NamedTuple):
+class Reader(NamedTuple):
     """How a layout of data sets is read."""
 
-    named: Callable[[Path], Iterable[str]]  # splits with any file
-    complete: Callable[[Path], list[str]]  # splits with all files
+    splits: Callable[[Path], dict[str, bool]]  # whether each split has all of its files
     load: Callable[..., Pairs]  # reads a split to train on
     open: Callable[[Path, str | None], DataSetFolder]  # opens a split to audit, or the whole folder
 
 
-DATA_SETS: dict[Layout, DataSet] = {
-    "precomp": DataSet(precomp.found_splits, precomp.complete_splits, precomp.load, precomp.open_precomp),
-    "vectors": DataSet(
-        clip_retrieval.found_splits, clip_retrieval.found_splits, clip_retrieval.load, clip_retrieval.open_clip
+READERS: dict[FeatureLayout, Reader] = {
+    "precomp": Reader(
+        lambda folder: {split: len(parts) == 2 for split, parts in precomp.found_splits(folder).items()},
+        precomp.load,
+        precomp.open_precomp,
+    ),
+    "vectors": Reader(
+        lambda folder: dict.fromkeys(clip_retrieval.found_splits(folder), True),
+        clip_retrieval.load,
+        clip_retrieval.open_clip,
     ),
 }
 SHAPES = "shapes"
 _NATURAL_ORDER = ("train", "dev", "test", "testall")
 _LISTED = 6
 _TABLES, _IMAGES = (".csv", ".tsv", ".parquet", ".json", ".jsonl"), (".jpg", ".jpeg", ".png", ".webp")
-_NO_TABLES = ("manifest.csv", ".copy.json")  # beside the table of an export
+_NO_TABLES = (MANIFEST, COPY_MARK)  # beside the table of an export
 
 
 def load(
@@ -80,7 +86,7 @@ def load(
     if kind == "vectors":
         refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
         reading = {}
-    return DATA_SETS[kind].load(folder, split, finite=finite, **reading)
+    return READERS[kind].load(folder, split, finite=finite, **reading)
 
 
 def refuse_for_vectors(
@@ -102,13 +108,13 @@ def refuse_for_vectors(
 def splits(data: str | Path) -> list[str]:
     """The complete splits: train, dev, test, testall, then others by the alphabet."""
     folder = find_folder(data)
-    return natural_order(DATA_SETS[layout(folder)].complete(folder))
+    return natural_order([split for split, whole in READERS[layout(folder)].splits(folder).items() if whole])
 
 
 def named_splits(data: str | Path) -> list[str]:
     """The splits with any file; loading an incomplete one names the missing file."""
     folder = find_folder(data)
-    return natural_order(list(DATA_SETS[layout(folder)].named(folder)))
+    return natural_order(list(READERS[layout(folder)].splits(folder)))
 
 
 def natural_order(names: list[str]) -> list[str]:
@@ -121,7 +127,7 @@ def natural_order(names: list[str]) -> list[str]:
     return known + sorted(set(names) - set(known))
 
 
-def layout(data: str | Path) -> Layout:
+def layout(data: str | Path) -> FeatureLayout:
     """The layout of a folder."""
     folder = find_folder(data)
     found = recognised(folder)
@@ -165,9 +171,9 @@ def find_folder(data: str | Path) -> Path:
     return folder
 
 
-def recognised(folder: Path) -> Layout | None:
+def recognised(folder: Path) -> FeatureLayout | None:
     """The layout of a folder to train on; None for other folders."""
-    return next((name for name, one in DATA_SETS.items() if one.named(folder)), None)
+    return next((name for name, one in READERS.items() if one.splits(folder)), None)
 
 
 def is_data_set(place: Path) -> bool:

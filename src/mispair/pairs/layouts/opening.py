@@ -152,4 +152,4 @@ def open_source(
         loading.require_split(root, split)
     # The image folder comes first: a name without ending must not find a text file of the data set.
     places = image_places(images) or (root / "images", *((root / split,) if split else ()), root, Path())
-    return replace(loading.DATA_SETS[kind].open(root, split), images=places, folder=root, split=split)
+    return replace(loading.READERS[kind].open(root, split), images=places, folder=root, split=split)

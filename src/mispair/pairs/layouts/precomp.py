@@ -48,11 +48,6 @@ def found_splits(folder: Path) -> dict[str, set[str]]:
     return found
 
 
-def complete_splits(folder: Path) -> list[str]:
-    """The splits of the folder with both parts."""
-    return [name for name, parts in found_splits(folder).items() if len(parts) == 2]
-
-
 def features_path(folder: Path, split: str) -> Path:
     """The region features of a split."""
     return folder / f"{split}_ims.npy"

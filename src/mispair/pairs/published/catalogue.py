@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validat
 
 from mispair.errors import UnknownNameError
 
-Kind = Literal["features", "captions", "ids", "vocabulary", "noise"]
+FileKind = Literal["features", "captions", "ids", "vocabulary", "noise"]
 
 BUILT_IN = "shapes"
 NO_DOWNLOADS = (
@@ -48,7 +48,7 @@ class PublishedFile(_Entry):
     """One published file; None is unknown or does not apply."""
 
     name: str  # path in the folder of the data set
-    kind: Kind
+    kind: FileKind
     source: str  # name of the `Publisher`
     needed: bool = True  # whether a comparison needs it
     holds: str

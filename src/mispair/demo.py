@@ -43,9 +43,8 @@ from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, finge
 from mispair.pairs.shapes import dataset
 from mispair.pairs.shapes.captions import CAPTIONS_PER_IMAGE
 from mispair.pairs.shapes.vectors import image_vectors, word_counts
-from mispair.retrieval.encoded_search import search_files
 from mispair.retrieval.matcher import Matcher
-from mispair.retrieval.search import best
+from mispair.retrieval.search import best, search_files
 from mispair.support.files import replacing, write_atomically
 from mispair.support.formatting import duration, slug
 from mispair.support.html import template

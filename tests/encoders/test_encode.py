@@ -95,7 +95,7 @@ def encode_rows(
     overwrite: bool = False,
 ) -> Outcome:
     place = cache or cache_folder()
-    return encode_to_folder(rows, out, (images, texts), place, shard=shard, overwrite=overwrite)
+    return encode_to_folder(rows, out, ([images], [texts]), place, shard=shard, overwrite=overwrite)
 
 
 def read(out: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, list[Any]]]:
@@ -374,3 +374,15 @@ def test_command(
     assert main(["encode", str(images / "t.csv"), "--out", str(out), "--json"]) == code
     figures = json.loads(capsys.readouterr().out)
     assert (figures["rows"], figures["bad"], figures["kept"]) == (2 + bad, bad, 2)
+
+
+def test_several_encoders_of_a_side_are_views_side_by_side(images: Path) -> None:
+    rows = make_rows(images, [("0.png", "a"), ("1.png", "bb"), ("gone.png", "c")])
+    other, texts = FakeImages("shade"), FakeTexts()
+    encode_to_folder(rows, images / "out", ([FakeImages(), other], [texts]), cache_folder())
+    left, right, _ = read(images / "out")
+    colours = np.array([[0, 1, 2], [40, 1, 2]]) / np.sqrt([[5], [1605]])
+    np.testing.assert_allclose(left, np.vstack([np.hstack([colours, colours]), np.zeros(6)]), atol=1e-3)
+    assert right.tolist() == [[1, 1], [2, 1], [1, 1]]
+    encode_rows(rows, images / "alone", again := FakeImages("shade"), texts)
+    assert again.seen == 0  # each view has a cache of its own

@@ -37,7 +37,7 @@ def test_profiles_name_known_encoders() -> None:
         chosen = choose(name)
         assert {*chosen.image.split("+"), *chosen.text.split("+")} <= set(KINDS)
     assert str(profiles._hub()) in choose("best").note  # what it falls back from
-    with refused(UnknownNameError, "encoders", names="fast or best"):
+    with refused(UnknownNameError, "encoder", names="fast or best"):
         choose("better")
 
 
@@ -53,21 +53,23 @@ def test_clip_is_what_was_downloaded(hub: Path) -> None:
         hub, "openai/clip-vit-base-patch32", "config.json", "preprocessor_config.json", "model.safetensors"
     )
     assert choose("clip") == (f"transformers:{folder}", f"transformers:{folder}", "")
-    assert AuditInput(encoders="clip").shares_a_space
-    assert not AuditInput(encoders="fast").shares_a_space
+    assert AuditInput(encoder="clip").shares_a_space
+    assert not AuditInput(encoder="fast").shares_a_space
 
 
 def test_a_run_says_what_a_profile_falls_back_to(hub: Path) -> None:
     with pytest.warns(UserWarning, match=re.escape(str(hub))) as noted:
-        options = FileOptions(encoders="best")
+        options = FileOptions(encoder="best")
     assert options.image_model in str(noted[0].message)
     assert options.text_model in str(noted[0].message)
 
 
-def test_a_profile_chooses_both_encoders() -> None:
-    assert FileOptions(encoders="multilingual").text_model == "use-multilingual"
+def test_one_word_chooses_both_encoders() -> None:
+    assert FileOptions(encoder="multilingual").text_model == "use-multilingual"
+    clip = FileOptions(encoder="open_clip:ViT-B-32/x")
+    assert (clip.image_model, clip.text_model, clip.shares_a_space) == (*["open_clip:ViT-B-32/x"] * 2, True)
     with refused(ConflictError, names="image_model"):
-        FileOptions(encoders="multilingual", image_model="timm:resnet50")
+        FileOptions(encoder="multilingual", image_model="timm:resnet50")
 
 
 def test_use(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,5 +31,5 @@ def test_the_caption_shown_is_the_one_that_fits_its_image() -> None:
         left_ids=("cat.jpg", "dog.jpg", "bird.jpg"),
         right_ids=("a dog", "a cat", "the cat", "my dog", "a bird"),
     )
-    hits = find_images(Cosines(), pairs, "cat", 3, encode=lambda _: np.array([[3, 2, 1]], dtype=np.float32))  # type: ignore[arg-type]
+    hits = find_images(Cosines(), pairs, np.array([[3, 2, 1]], dtype=np.float32), 3)  # type: ignore[arg-type]
     assert [(hit.image, hit.text) for hit in hits] == [("cat.jpg", "a cat"), ("dog.jpg", "my dog"), ("bird.jpg", "")]

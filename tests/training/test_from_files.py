@@ -24,7 +24,7 @@ from mispair.errors import DataError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts.loading import load
 from mispair.pairs.pairs import Tokens, Vectors
-from mispair.retrieval import encoded_search as search_module
+from mispair.retrieval import search as search_module
 from mispair.retrieval.matcher import Matcher
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 from mispair.training import from_files as train_module

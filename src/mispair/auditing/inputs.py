@@ -23,7 +23,6 @@ from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_views
 from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.remote import fetch, url_of
-from mispair.pairs.shards import Side, join_views
 from mispair.pairs.source import Source
 from mispair.support.row_order import check_order, labels_of
 
@@ -42,7 +41,7 @@ class AuditInput(InputOptions):
     @property
     def models(self) -> Encoders:
         """For images and captions."""
-        return Encoders(self.encoder or self.image_model, self.encoder or self.text_model)
+        return Encoders(self.image_model, self.text_model)
 
     def fetched(self) -> AuditInput:
         """Fetch the files at URLs to the cache; return the input with their copies."""
@@ -123,9 +122,8 @@ def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, consol
         for line in (f"Encoding {pairs.name}: {len(pairs):,} pairs", *(f"Note: {note}" for note in pairs.notes)):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     found = encode(pairs, loaded, place, console=console)
-    left, right = (join_views([Side.of([view]) for view in side], pairs.name) for side in (found.left, found.right))
     hashes = as_hashes(found.hashes.read(slice(None)))
-    return pairs.with_vectors(left, right, found.problems, hashes=hashes)
+    return pairs.with_vectors(*found.sides(pairs.name), found.problems, hashes=hashes)
 
 
 def open_given(

@@ -24,16 +24,8 @@ class InputOptions(FileOptions):
     """Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group."""
     split: OrNone[str] = None
     """Part of the data set; train by default, where it has parts."""
-    encoder: OrNone[str] = None
-    """One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS, or transformers:FOLDER of a CLIP or
-    SigLIP."""
     vectors: OrNone[str] = None
     """Which vectors of a DataComp folder: l14 (the default) or b32."""
-
-    @property
-    def shares_a_space(self) -> bool:
-        """Whether one encoder makes the vectors of both sides."""
-        return self.encoder is not None or (":" in self.image_model and self.image_model == self.text_model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +54,11 @@ class Options(TypedDict, total=False):
     image_column: str | None
     caption_column: str | None
     id_column: str | None
-    encoders: str | None
+    encoder: str | None
     image_model: str
     text_model: str
     cache: str | Path | None
     split: str | None
-    encoder: str | None
     vectors: str | None
     joint: bool
     flag_below: float | None

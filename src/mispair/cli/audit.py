@@ -273,7 +273,7 @@ def encode(arguments: EncodeArguments) -> int:
         say(f"Note: {note}", file=sys.stderr)
     place = writable_cache(files.cache)
     if grid is None:
-        encoders = Encoders(files.image_model, files.text_model, device).load()
+        encoders = Encoders(files.image_model, files.text_model, device).views()
         outcome = encode_to_folder(pairs, out, encoders, place, overwrite=arguments.overwrite, console=console())
     else:
         from mispair.encoders.encoders import GridEncoder, image_encoder

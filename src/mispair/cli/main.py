@@ -84,7 +84,8 @@ def encoders(*, json: bool = False) -> int:
     Args:
         json: Print the list as JSON.
     """
-    from mispair.encoders.listing import others, profiles, table
+    from mispair.encoders.encoders import KINDS
+    from mispair.encoders.listing import profiles, table
 
     rows, chosen = table(), profiles()
     if json:
@@ -100,10 +101,10 @@ def encoders(*, json: bool = False) -> int:
     say("random or between look-alikes (near). Differences below .02 say little.")
     for install in dict.fromkeys(row["install"] for row in rows if not row["installed"]):
         say(f"To install them all: {install}")
-    say("Profiles (`--encoders NAME`):")
+    say("Profiles (`--encoder NAME`):")
     for name, about in chosen.items():
         say(f"  {name:<12} {about}")
-    say("Others: " + ", ".join(others()))
+    say("Others: " + ", ".join(name for name, kind in KINDS.items() if not kind.megabytes))
     return 0
 
 

@@ -216,8 +216,8 @@ def search(
         device: auto, cpu, cuda or mps.
         json: Print the result as JSON.
     """
-    from mispair.retrieval.encoded_search import search_files, search_splits
     from mispair.retrieval.matcher import Matcher
+    from mispair.retrieval.search import search_files, search_pairs
     from mispair.training.run_folder import own_features
 
     if top < 1:
@@ -235,7 +235,7 @@ def search(
     else:
         splits = _searched_splits(matcher, split, data)
         pairs = [_load_pairs(matcher, name, data, captions_per_image) for name in splits]
-        hits = search_splits(matcher, pairs, query, image, top, device)
+        hits = search_pairs(matcher, pairs, query, image, top, device)
     if json:
         print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
         return 0

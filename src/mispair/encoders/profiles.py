@@ -1,4 +1,4 @@
-"""Profiles: encoders that go well together, by `benchmarks/results/encoders.md`."""
+"""Profiles: pairs of encoders, by `benchmarks/results/encoders.md`."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _OPEN_CLIPS = {  # the model of each repository of open_clip
 
 
 class Chosen(NamedTuple):
-    """The encoders of a profile on this machine."""
+    """The encoders of both sides on this machine."""
 
     image: str
     text: str
-    note: str = ""  # what better ones need
+    note: str = ""  # requirements of better encoders
 
 
 def _hub() -> Path:
-    """Where Hugging Face's libraries and open_clip keep what they download."""
+    """Download folder of Hugging Face's libraries and of open_clip."""
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
     return Path(os.environ.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
 
 
 def _downloaded(repository: str, *files: str) -> Path | None:
-    """The last snapshot of a repository that has these files."""
+    """The last snapshot of a repository with these files."""
     snapshots = (_hub() / f"models--{repository.replace('/', '--')}" / "snapshots").glob("*")
     whole = [folder for folder in snapshots if all((folder / file).exists() for file in files)]
     return max(whole, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def find_clip() -> str | None:
-    """The name of a downloaded CLIP or SigLIP. It is the path of its files, so that loading it asks no server."""
+    """Find a downloaded CLIP or SigLIP and name it by the path of its files, so loading it asks no server."""
     for repository in _CLIPS:
         if folder := _downloaded(repository, "config.json", "preprocessor_config.json", "model.safetensors"):
             return f"transformers:{folder}"
@@ -63,21 +63,23 @@ def find_clip() -> str | None:
     return None
 
 
-def choose(profile: str) -> Chosen:
-    """The encoders of a profile. Nothing is loaded or downloaded.
+def choose(name: str) -> Chosen:
+    """Choose the encoders of both sides, by a profile or by one encoder; load and download nothing.
 
     Raises:
         UnknownNameError: There is no such profile.
-        MissingPackageError: The profile is `clip`, and there are no such weights.
+        MissingPackageError: The profile is `clip`, and its weights are missing.
     """
-    if profile not in get_args(Profile):
-        expected = " or ".join(get_args(Profile))
-        raise UnknownNameError(f'there is no profile "{profile}"', where="encoders", expected=expected)
-    clip = find_clip() if profile in ("best", "clip") else None
+    if ":" in name:
+        return Chosen(name, name)
+    if name not in get_args(Profile):
+        expected = " or ".join([*get_args(Profile), "an encoder with a common space, such as open_clip:MODEL/WEIGHTS"])
+        raise UnknownNameError(f'there is no profile "{name}"', where="encoder", expected=expected)
+    clip = find_clip() if name in ("best", "clip") else None
     if clip is not None:
         return Chosen(clip, clip)
     missing = f"no weights of CLIP or SigLIP in {_hub()}"
-    if profile == "clip":
+    if name == "clip":
         advice = f"Download them: hf download {_CLIPS[-1]}"
         raise MissingPackageError(missing, where="the profile clip", advice=advice)
-    return Chosen(*_FROM_PACKAGES[profile], missing if profile == "best" else "")
+    return Chosen(*_FROM_PACKAGES[name], missing if name == "best" else "")

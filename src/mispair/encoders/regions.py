@@ -1,14 +1,14 @@
-"""From images to region features: the cells of a grid over a feature map, in the SCAN layout.
+"""Encode images as region features: the cells of a grid over a feature map, in the SCAN layout.
 
     {split}_ims.npy     float32 (images, cells, width)
     {split}_caps.txt    a caption a line, equally many an image; or {split}_caps.tsv with the image of each
     {split}_ids.txt     name of each image
-    {split}_rows.npy    which row of the data set each caption is
+    {split}_rows.npy    row of each caption in the data set
     rows.parquet        all pairs: id, image_path, caption, status, split
-    basis.npz           with `pca`: what each cell was multiplied by
-    encode.json         what the folder was made from
+    basis.npz           with `pca`: mean and basis of the projection of each cell
+    encode.json         the input of the folder
 
-Pairs whose image cannot be read are in no split; `status` in rows.parquet is the reason ("ok" otherwise).
+Pairs without a readable image are in no split; `status` in rows.parquet is the reason ("ok" otherwise).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mispair.encoders.encode import EMBEDDINGS, OK, EncodedImages, Outcome, encode_images
+from mispair.encoders.encode import EMBEDDINGS, OK, EncodedItems, Outcome, encode_images
 from mispair.encoders.encoders import GridEncoder
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, TooFewError
 from mispair.pairs.npy import open_array, write_rows
@@ -45,17 +45,17 @@ REGIONS = FolderKind(
     ["*_ims.npy", "*_caps.t*", "*_ids.txt", "*_rows.npy", ROWS],
     optional=[BASIS, *EMBEDDINGS.files],
 )
-_SHARE = 0.1  # of the images, that validate and that test
-_SAMPLE = 2000  # images whose cells the projection is fitted on
+_SHARE = 0.1  # of the images for validation, and for testing
+_SAMPLE = 2000  # images to fit the projection on
 
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Which images train, validate and test."""
+    """Choose the images for training, validation and testing."""
 
-    dev: float | None = None  # share of the images that validate, or how many; None: a tenth, at most 5,000
-    test: float | None = None  # share of the images that test, likewise
-    only: str | None = None  # all pairs are this split
+    dev: float | None = None  # fraction of the images that validate, or their number; None: a tenth, at most 5,000
+    test: float | None = None  # the same of the images that test
+    only: str | None = None  # one split for all pairs
 
     def __post_init__(self) -> None:
         for name, value in (("dev", self.dev), ("test", self.test)):
@@ -69,60 +69,55 @@ class SplitRule:
         return {"dev": dev, "test": test, "split": self.only}
 
     def of(self, pairs: Source) -> list[str]:
-        """The split of each row: as the data set says; else random, by the names of the images alone."""
+        """Return the split of each row: by the data set, else at random by the names of the images."""
         if self.only is not None:
             return [self.only] * len(pairs)
-        named = pairs.splits
-        if named is not None:
-            unknown = next((name for name in named if name.strip().lower() not in _NAMES), None)
-            if unknown is not None:
-                raise DamagedError(
-                    f'a row has the split "{unknown}"',
-                    where=pairs.name,
-                    expected="train, dev (or val) or test",
-                    advice="Correct it, or name the column differently.",
-                )
-            return [_NAMES[name.strip().lower()] for name in named]
+        if (given := pairs.splits) is not None:
+            named = [name.strip().lower() for name in given]
+            for name, as_given in zip(named, given, strict=True):
+                if name not in _NAMES:
+                    advice = "Correct it, or name the column differently."
+                    what = f'a row has the split "{as_given}"'
+                    raise DamagedError(what, where=pairs.name, expected="train, dev (or val) or test", advice=advice)
+            return [_NAMES[name] for name in named]
         first = pairs.first_rows
         images = np.unique(first)
         names = pairs.image_texts(images)
-        if len(set(names)) < len(names):  # images in other files, whose names need not differ
+        if len(set(names)) < len(names):  # images inside other files may share names
             names = pairs.ids(images)
         return self.random(first, names, pairs.name)
 
     def random(self, first: IntArray, names: Sequence[str], what: str) -> list[str]:
-        """The split of each row at random.
+        """Return a random split of each row.
 
         Args:
-            first: (N,) the first row that has the image of each row.
-            names: Of the images, in the order of their first rows; they alone choose the split, as far as the shares
-                allow.
-            what: The data set, for messages.
+            first: (N,) first row with the same image.
+            names: Of the images, by first row; they alone choose the split, as far as the fractions allow.
+            what: Data set, for messages.
         """
         images = np.unique(first)
-        counts = [_count(value, len(images)) for value in (self.test, self.dev)]
-        if sum(counts) >= len(images):
+        test, dev = (
+            min(round(_SHARE * len(images)), HELD_OUT)
+            if value is None
+            else round(value * len(images))
+            if value < 1
+            else int(value)
+            for value in (self.test, self.dev)
+        )
+        if test + dev >= len(images):
             raise TooFewError(
-                f"{len(images):,} images: {counts[1]:,} validate, {counts[0]:,} test, and none is left to train",
+                f"{len(images):,} images: {dev:,} validate, {test:,} test, and none is left to train",
                 where=what,
                 advice="Give a smaller `dev` and `test`.",
             )
-        order = sorted(range(len(images)), key=lambda place: _random(names[place] or str(place)))
-        of_image = dict.fromkeys(images[order[sum(counts) :]].tolist(), "train")
-        of_image |= dict.fromkeys(images[order[: counts[0]]].tolist(), "test")
-        of_image |= dict.fromkeys(images[order[counts[0] : sum(counts)]].tolist(), "dev")
+
+        def key(place: int) -> bytes:
+            return hashlib.blake2b((names[place] or str(place)).encode("utf-8", "replace"), digest_size=16).digest()
+
+        order = images[sorted(range(len(images)), key=key)].tolist()
+        splits = ["test"] * test + ["dev"] * dev + ["train"] * (len(images) - test - dev)
+        of_image = dict(zip(order, splits, strict=True))
         return [of_image[row] for row in first.tolist()]
-
-
-def _count(value: float | None, images: int) -> int:
-    """How many of so many images a share of them, or a number, is."""
-    if value is None:
-        return min(round(_SHARE * images), HELD_OUT)
-    return round(value * images) if value < 1 else int(value)
-
-
-def _random(name: str) -> bytes:
-    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16).digest()
 
 
 def encode_regions(
@@ -144,7 +139,7 @@ def encode_regions(
         encoder: Makes the cells.
         cache: Folder of the cache.
         pca: Numbers a cell, by the principal components of the training images; or a known projection.
-        splits: Which images train, validate and test.
+        splits: Images for training, validation and testing.
         overwrite: Start over in a folder that was made from something else.
         console: Where to show progress.
 
@@ -159,16 +154,15 @@ def encode_regions(
         folder.begin()
         (found,) = encode_images(pairs, [encoder], cache, console=console)
         good = _readable(pairs, found)
-        projection = _fitted(pca, found, encoder, good, names)
+        projection = _fitted(pca, found, encoder, good, names) if isinstance(pca, int) else pca
         if projection is not None:
             projection.save(out / BASIS)
-        for split in dict.fromkeys(names):
+        for split in dict.fromkeys(names[row] for row in good.tolist()):
             rows = good[[names[row] == split for row in good]]
-            if len(rows):
-                _write_split(out, split, pairs, rows, found, encoder, projection)
+            _write_split(out, split, pairs, rows, found, encoder, projection)
         _write_rows(out / ROWS, pairs, names, found.problems)
         folder.finish()
-    return Outcome.of(found.problems, len(pairs), found.kept, pairs.ids)
+    return Outcome.of(found.problems, int(found.known[found.item].sum()), pairs)
 
 
 def _check_projection(pca: int | Projection | None, encoder: GridEncoder) -> None:
@@ -184,21 +178,18 @@ def _check_projection(pca: int | Projection | None, encoder: GridEncoder) -> Non
 
 
 def _request(pairs: Source, encoder: GridEncoder, pca: int | Projection | None, rule: SplitRule) -> dict[str, Json]:
-    given: Json = (
-        pca if isinstance(pca, int | None) else [hashlib.sha256(pca.mean.tobytes() + pca.basis.tobytes()).hexdigest()]
-    )
     return {
         "image model": encoder.encoder.name,
         "grid": encoder.grid,
-        "pca": given,
+        "pca": [pca.fingerprint()] if isinstance(pca, Projection) else pca,
         **rule.request(),
         "rows": len(pairs),
         "ids, image paths or captions": [pairs.fingerprint()],
     }
 
 
-def _readable(pairs: Source, found: EncodedImages) -> IntArray:
-    """The pairs with an image and a caption; the others get a status."""
+def _readable(pairs: Source, found: EncodedItems) -> IntArray:
+    """Return the pairs with an image and a caption; give a status to the others."""
     for row, text in enumerate(pairs.texts()):
         if not text.strip():
             before = found.problems.get(row)
@@ -210,25 +201,22 @@ def _readable(pairs: Source, found: EncodedImages) -> IntArray:
     return good
 
 
-def _fitted(
-    pca: int | Projection | None, found: EncodedImages, encoder: GridEncoder, good: IntArray, names: list[str]
-) -> Projection | None:
-    if not isinstance(pca, int):
-        return pca
+def _fitted(pca: int, found: EncodedItems, encoder: GridEncoder, good: IntArray, names: list[str]) -> Projection:
+    """Fit the principal components of the training images."""
     training = [row for row in good.tolist() if names[row] == "train"] or good.tolist()
-    images = np.unique(found.image[training])
+    images = np.unique(found.item[training])
     some = images[np.unique(np.linspace(0, len(images) - 1, _SAMPLE).astype(np.int64))]
     cells = found.cells.read(some).reshape(-1, encoder.channels).astype(np.float32)
     if len(cells) < pca:
         raise TooFewError(f"{len(cells):,} cells", where=BASIS, expected=f"at least {pca} for `pca`")
-    from sklearn.decomposition import PCA  # here, because only this needs it and it loads slowly
+    from sklearn.decomposition import PCA  # loads slowly
 
     fitted = PCA(pca, svd_solver="covariance_eigh").fit(cells)
     return Projection(fitted.mean_.astype(np.float32), np.ascontiguousarray(fitted.components_.T, dtype=np.float32))
 
 
 def as_cells(values: npt.NDArray[np.floating], channels: int, projection: Projection | None) -> Floats:
-    """Encodings (n, grid * grid * C) as regions (n, grid * grid, K)."""
+    """Turn encodings (n, grid * grid * C) into regions (n, grid * grid, K)."""
     cells = values.reshape(len(values), -1, channels).astype(np.float32)
     return cells if projection is None else projection(cells)
 
@@ -238,11 +226,11 @@ def _write_split(
     split: str,
     pairs: Source,
     rows: IntArray,
-    found: EncodedImages,
+    found: EncodedItems,
     encoder: GridEncoder,
     projection: Projection | None,
 ) -> None:
-    images, owner = np.unique(found.image[rows], return_inverse=True)
+    images, owner = np.unique(found.item[rows], return_inverse=True)
     order = np.argsort(owner, kind="stable")  # the captions of an image stand together
     rows, owner = rows[order], owner[order]
     write_rows(
@@ -250,14 +238,12 @@ def _write_split(
         lambda wanted: as_cells(found.cells.read(wanted), encoder.channels, projection),
         images,
     )
-    own = pairs.image_texts(found.rows[images])
-    spare = pairs.ids(found.rows[images])
-    ids = [" ".join((name or other).split()) for name, other in zip(own, spare, strict=True)]
+    named = zip(pairs.image_texts(found.rows[images]), pairs.ids(found.rows[images]), strict=True)
+    ids = [" ".join((name or other).split()) for name, other in named]
     texts = [" ".join(text.split()) for text in pairs.texts(rows)]
-    counts = np.bincount(owner)
     write_atomically(out / f"{split}_ids.txt", _lines(ids))
     save_rows(out, split, rows)
-    if (counts == counts[0]).all():
+    if len(set(np.bincount(owner).tolist())) == 1:
         write_atomically(out / f"{split}_caps.txt", _lines(texts))
         return
     table = io.StringIO(newline="")
@@ -266,13 +252,13 @@ def _write_split(
 
 
 def save_rows(out: Path, split: str, rows: IntArray) -> None:
-    """Which row of the data set each pair of a split is."""
+    """Write the row in the data set of each pair of a split."""
     with replacing(out / f"{split}_rows.npy") as file:
         np.save(file, rows, allow_pickle=False)
 
 
 def read_rows(folder: Path) -> dict[str, IntArray]:
-    """The same of all splits, as `save_rows` wrote them."""
+    """Read the files of `save_rows`, by split."""
     return {
         path.name.removesuffix("_rows.npy"): np.asarray(open_array(path, ndim=1, kind="integer"))
         for path in folder.glob("*_rows.npy")
@@ -287,15 +273,13 @@ def _write_rows(path: Path, pairs: Source, names: list[str], problems: dict[int,
     import pyarrow
     import pyarrow.parquet
 
-    items = pairs.item_columns(0, len(pairs))
+    items, rows = pairs.item_columns(0, len(pairs)), range(len(pairs))
     columns = {
         "id": pairs.id_column(0, len(pairs)),
         "image_path": items["image"],
         "caption": items["caption"],
-        "status": pyarrow.array([problems.get(row, OK) for row in range(len(pairs))], pyarrow.string()),
-        "split": pyarrow.array(
-            [names[row] if row not in problems else None for row in range(len(pairs))], pyarrow.string()
-        ),
+        "status": pyarrow.array([problems.get(row, OK) for row in rows], pyarrow.string()),
+        "split": pyarrow.array([None if row in problems else names[row] for row in rows], pyarrow.string()),
     }
     with replacing(path) as file:
         pyarrow.parquet.write_table(pyarrow.table(columns), file)

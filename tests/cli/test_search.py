@@ -16,7 +16,7 @@ import pytest
 
 from audit_cases import Case, make_case, write_clip
 from mispair.cli.main import main
-from mispair.retrieval import encoded_search as search_module
+from mispair.retrieval import search as search_module
 
 ROWS = 60
 

@@ -22,17 +22,17 @@ from mispair.support.terminal import COLUMNS
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Retrieval of each network alone, and by their averaged similarities."""
+    """Retrieval metrics of each network, and of their averaged similarities."""
 
     networks: list[Retrieval]
     averaged: Retrieval
     folds: Retrieval | None = None  # mean over slices of the images, with averaged networks
 
     def metrics(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
-        """By name: `network`, or `network A`, `network B` and `averaged`; `folds` if there are any.
+        """Return metrics by name: `network`, or `network A`, `network B` and `averaged`; and `folds`.
 
         Args:
-            names: Names of the networks instead.
+            names: Other names of the networks.
         """
         letters = ascii_uppercase[: len(self.networks)]
         usual = ["network"] if len(letters) == 1 else [f"network {letter}" for letter in letters]
@@ -47,25 +47,25 @@ class Evaluation:
         return self.to_html()
 
     def to_html(self, title: str = "") -> str:
-        """The metrics as an HTML table."""
+        """Return the metrics as an HTML table."""
         rows = [(name, *(f"{found[column]:.1f}" for column in COLUMNS)) for name, found in self.metrics().items()]
         return html_table(rows, ["", *COLUMNS], title)
 
 
 def check_folds(pairs: Pairs, folds: int) -> None:
-    """Raise if the left items cannot be cut into this number of slices."""
+    """Raise if there are too few left items for this number of slices."""
     if folds != 1 and not (isinstance(folds, int) and 1 <= folds <= len(pairs.left)):
         expected = f"a number from 1 to {len(pairs.left):,}, the images of {pairs.name}"
         raise InvalidValueError(repr(folds), where="folds", expected=expected)
 
 
 def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, mean: Tensor | None = None) -> Evaluation:
-    """Rank all left items against all right items of `pairs`, by the matrix of each network and by `mean`.
+    """Rank all left items against all right items of `pairs`.
 
     Args:
         matrices: (l, r) of each network.
-        pairs: The items and which of them belong together.
-        folds: Average over this number of slices as well.
+        pairs: Items and their links.
+        folds: Average over this number of slices, too.
         mean: (l, r) of all networks together; by default the mean of the matrices.
     """
     S = torch.stack(list(matrices)).mean(dim=0) if mean is None else mean
@@ -79,7 +79,7 @@ def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, mean: Ten
 
 
 def evaluate_in_blocks(networks: Sequence[Network], pairs: Pairs, device: torch.device, folds: int = 1) -> Evaluation:
-    """The same for matrices that need too much memory: some rows at a time, each computed twice."""
+    """Evaluate matrices larger than memory: some rows at a time, each computed twice."""
     left, right = _groups(pairs, device)
 
     def part(rows: Tensor, columns: Tensor) -> Retrieval:
@@ -94,7 +94,7 @@ def evaluate_in_blocks(networks: Sequence[Network], pairs: Pairs, device: torch.
 def _in_blocks(
     networks: Sequence[Network], left: Side, rows: IntArray, right: Side, left_groups: Tensor, right_groups: Tensor
 ) -> list[Retrieval]:
-    """Retrieval of some left items, by each network and last by the average of several."""
+    """Rank some left items by each network, and last by the average of several."""
     device = left_groups.device
     loader = SideLoader(right, device)
     encoded = [encode_side(network, loader, left=False) for network in networks]

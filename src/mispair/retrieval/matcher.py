@@ -1,11 +1,11 @@
-"""`Matcher`: a trained model, with one or several networks, the sides that they take and the vocabulary."""
+"""`Matcher`: a trained model of one or several networks, with its vocabulary."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -32,13 +32,13 @@ from mispair.pairs.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vector
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate, evaluate_in_blocks
 from mispair.retrieval.onnx_export import export_onnx
-from mispair.retrieval.vector_index import VectorIndex, build_index, open_index
+from mispair.retrieval.vector_index import Encode, VectorIndex, build_index, open_index
 from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
 MOST_NETWORKS = 100  # in a file
-HELD = 1 << 28  # similarities of a network that are held at a time: 1 GiB
+HELD = 1 << 28  # similarities of a network in memory: 1 GiB
 _MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors
 SideName = Literal["left", "right"]
 Items = Side | FloatArray | Sequence[str]
@@ -56,7 +56,7 @@ class Matcher:
         networks: The trained networks; their similarities are averaged.
         models: The model of each network.
         vocabulary: Words of the text side; None if there is none.
-        origin: Encoders of the training features, which new files need; None if unknown.
+        origin: Encoders of the training features, for new files; None if unknown.
         evaluations: Results of `evaluate`, by the name of the pairs.
     """
 
@@ -74,8 +74,8 @@ class Matcher:
         self.origin = origin
         self.evaluations: dict[str, Evaluation] = {}
         self.models = list(models) or [config.model] * len(networks)
-        # Not moved to the device, even where they are on it: that gives the weights of a GRU another place, and the
-        # recorded steps of a training that goes on would change the old one.
+        # Not moved to the device, even if they are there: a GRU would get new memory for its weights, and the recorded
+        # CUDA graphs of a training that continues would change the old one.
         self.networks = [network.eval() for network in networks]
 
     def __repr__(self) -> str:
@@ -86,7 +86,7 @@ class Matcher:
         return f"<Matcher: {models}, {count}, method {self.config.method}, {sides}{by}, on {self.device}>"
 
     def _repr_html_(self) -> str:
-        """The model and the results of its evaluations as tables."""
+        """Show the model and the results of its evaluations as tables."""
         weights = sum(weight.numel() for network in self.networks for weight in network.parameters())
         rows = [
             ("model", ", ".join(self.models)),
@@ -97,19 +97,20 @@ class Matcher:
             ("weights", f"{weights:,}"),
             ("device", self.device),
         ]
-        tables = [html_table(rows, ["Matcher", ""])]
-        return "\n".join([*tables, *(result.to_html(name) for name, result in self.evaluations.items())])
+        evaluated = [result.to_html(name) for name, result in self.evaluations.items()]
+        return "\n".join([html_table(rows, ["Matcher", ""]), *evaluated])
 
     def score(self, left: Items, right: Items) -> FloatArray:
-        """Similarity of every left item with every right item, (l, r); higher is better.
+        """Score every left item with every right item, (l, r); higher is better.
 
-        Sides are given as they come from `mispair.load`, as arrays of features, or as a list of texts.
+        A side is one of `mispair.load`, an array of features, or a list of texts.
         """
-        scores: FloatArray = self._mean(self._side(left, "left"), self._side(right, "right")).cpu().numpy()
+        matrices = self._matrices(self._side(left, "left"), self._side(right, "right"))
+        scores: FloatArray = average(self.networks, matrices).cpu().numpy()
         return scores
 
     def encode(self, items: Items, side: SideName) -> FloatArray:
-        """One unit vector an item, (N, D); the vectors of several networks are joined."""
+        """Return one unit vector an item, (N, D); vectors of several networks are joined."""
         if side not in ("left", "right"):
             raise InvalidValueError(repr(side), where="side", expected="left or right")
         loader = SideLoader(self._side(items, side), self.device)
@@ -127,34 +128,27 @@ class Matcher:
         approximate: bool | None = None,
         overwrite: bool = False,
     ) -> VectorIndex:
-        """An index of many items, which answers `.search("a red bicycle")` in milliseconds.
-
-        Only for models whose similarity is the cosine of two vectors: vse and two-tower.
+        """Index many items, so `.search("a red bicycle")` takes milliseconds; only for vse and two-tower.
 
         Args:
             items: Items to search, by default images.
             side: Their side; queries are of the other one.
-            out: Folder for the index, which `open_index` reads; by default it is in memory only.
+            out: Folder of the index, for `open_index`; by default it is in memory only.
             approximate: Use usearch (extra `index`); by default for more than 20,000 items.
             overwrite: Replace another index in `out`.
         """
         self._check_vectors("index")
-        return build_index(
-            self.encode(items, side),
-            self._query_encoder(side),
-            None if out is None else Path(out),
-            approximate,
-            made_by="" if out is None else self._digest(side),
-            overwrite=overwrite,
-        )
+        vectors, encode, made_by = self.encode(items, side), self._query_encoder(side), self._digest(side)
+        folder = None if out is None else Path(out)
+        return build_index(vectors, encode, folder, approximate, made_by=made_by, overwrite=overwrite)
 
     def open_index(self, folder: str | Path, side: SideName = "left", *, verify: bool = True) -> VectorIndex:
-        """Open an index that `index(..., out=folder)` of this model has written, mapped into memory.
+        """Open an index written by `index(..., out=folder)` of this model, mapped into memory.
 
         Args:
-            folder: Where it is.
+            folder: Folder of the index.
             side: Side of the items.
-            verify: Read it once to notice damage (about a second a gigabyte). A damaged graph is made again from the
+            verify: Read it once to notice damage (about a second a gigabyte). A damaged graph is restored from the
                 vectors, and damaged vectors from the graph, with a warning.
         """
         self._check_vectors("open_index")
@@ -163,15 +157,15 @@ class Matcher:
     def to_onnx(self, out: str | Path) -> list[Path]:
         """Write `left.onnx` and `right.onnx` to a folder (extra `onnx`). For vse and two-tower.
 
-        The input `items` is what the model was trained with: vectors (N, D) or regions (N, n, D). Texts are word ids
-        (N, n), padded with 0, and their `lengths` (N,): `words.json` has the words by id, and a text is `<start>`, its
-        first 250 lower-case words (`mispair.pairs.vocabulary.tokenize`) and `<end>`. The output `vectors` equals that
-        of `encode`: the score of two items is the dot product.
+        The input `items` has vectors (N, D) or regions (N, n, D), as in the training. Texts are word ids (N, n),
+        padded with 0, and their `lengths` (N,): `words.json` has the words by id, and a text is `<start>`, its first
+        250 lower-case words (`mispair.pairs.vocabulary.tokenize`) and `<end>`. The output `vectors` equals `encode`:
+        the score of two items is the dot product.
         """
-        return export_onnx(self.networks, self.specs, self.vocabulary, Path(out))
+        return export_onnx(self._check_vectors("to_onnx"), self.specs, self.vocabulary, Path(out))
 
     def _digest(self, side: SideName) -> str:
-        """Digest of the side and all weights: vectors of two models cannot be compared."""
+        """Digest the side and all weights: vectors of two models cannot be compared."""
         digest = hashlib.sha256(side.encode())
         for network in self.networks:
             for name, tensor in network.state_dict().items():
@@ -179,21 +173,21 @@ class Matcher:
                 digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    def _query_encoder(self, side: SideName) -> Callable[[Items], FloatArray]:
+    def _query_encoder(self, side: SideName) -> Encode:
         other: SideName = "right" if side == "left" else "left"
         return lambda items: self.encode(items, other)
 
-    def _check_vectors(self, what: str) -> None:
-        if not all(isinstance(network, CosineNetwork) for network in self.networks):
-            raise ConflictError(
-                f"the model {', '.join(dict.fromkeys(self.models))} compares regions with words",
-                where=what,
-                expected="a model with one vector an item (vse, two-tower)",
-                advice="Use score",
-            )
+    def _check_vectors(self, what: str) -> list[CosineNetwork]:
+        """Return the networks; raise if one has no vectors."""
+        networks = [network for network in self.networks if isinstance(network, CosineNetwork)]
+        if len(networks) < len(self.networks):
+            found = f"the model {', '.join(dict.fromkeys(self.models))} compares regions with words"
+            expected = "a model with one vector an item (vse, two-tower)"
+            raise ConflictError(found, where=what, expected=expected, advice="Use score")
+        return networks
 
     def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
-        """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
+        """Measure retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
         check_is_pairs(pairs, "evaluate: pairs")
         check_folds(pairs, folds)
         left, right = self._side(pairs.left, "left"), self._side(pairs.right, "right")
@@ -207,7 +201,7 @@ class Matcher:
         return found
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file with everything `load` needs."""
+        """Write one safetensors file for `load`."""
         tensors = {
             f"{number}.{name}": tensor.detach().cpu().contiguous()
             for number, network in enumerate(self.networks)
@@ -242,7 +236,7 @@ class Matcher:
             _check_words(vocabulary, (left, right))
             if about["networks"] not in range(1, MOST_NETWORKS + 1):
                 raise ValueError(f"{about['networks']} networks")
-            models = about.get("models", [config.model] * about["networks"])  # networks of one model do not say it
+            models = about.get("models", [config.model] * about["networks"])
             if len(models) != about["networks"]:
                 raise ValueError(f"{len(models)} models")
             there = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in tensors.values())
@@ -254,7 +248,8 @@ class Matcher:
                 prefix = f"{number}."
                 network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            what = f"the file does not hold what a model of mispair holds ({_shortened(error)})"
+            cause = textwrap.shorten(str(error), 160, placeholder=" ...")
+            what = f"the file does not hold what a model of mispair holds ({cause})"
             raise DamagedError(what, where=file, advice="Copy it again, or train it again") from None
         return cls(config, (left, right), networks, vocabulary, where, models, origin)
 
@@ -262,11 +257,8 @@ class Matcher:
         with autocast(self.device, self.config.precision):
             return similarities(self.networks, SideLoader(left, self.device), SideLoader(right, self.device))
 
-    def _mean(self, left: Side, right: Side, *, bounded: bool = False) -> torch.Tensor:
-        return average(self.networks, self._matrices(left, right), bounded=bounded)
-
     def _side(self, items: Items, name: SideName) -> Side:
-        """Items in any form as a side that fits the networks."""
+        """Turn items into a side for the networks."""
         spec = self.specs[0 if name == "left" else 1]
         side = self._texts(items) if spec.kind == "tokens" else _features(items)
         if side is None:
@@ -283,24 +275,20 @@ class Matcher:
         return side
 
     def _texts(self, items: Items) -> Tokens | None:
+        """Read texts with the vocabulary of the model; None if the items are no texts."""
         if isinstance(items, Tokens) and items.vocabulary == self.vocabulary:
             return items
         texts = items.texts if isinstance(items, Tokens) else items
         if not isinstance(texts, Sequence) or isinstance(texts, str) or self.vocabulary is None:
             return None
-        if isinstance(items, Tokens) and len(texts) != len(items):  # only the numbers of its words are known
-            return None
-        if not all(isinstance(text, str) for text in texts):
+        only_ids = isinstance(items, Tokens) and len(texts) != len(items)
+        if only_ids or not all(isinstance(text, str) for text in texts):
             return None
         return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
 
 
 def model_file(path: str | Path) -> Path:
-    """File of a saved model: the best one of a run folder, or the file itself.
-
-    Raises:
-        NotFoundError: There is none.
-    """
+    """Find the file of a saved model: the best one of a run folder, or the file itself."""
     path = Path(path)
     file = path / BEST if path.is_dir() else path
     if file.is_file():
@@ -313,7 +301,7 @@ def model_file(path: str | Path) -> Path:
 
 
 def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """The description of a saved model and its weights."""
+    """Read the description of a saved model and its weights."""
     tensors, about = load_tensors(file)
     if about is None:
         advice = "Give a run folder, or a file of Matcher.save"
@@ -340,13 +328,8 @@ def _check_words(vocabulary: Vocabulary | None, specs: tuple[SideSpec, SideSpec]
             raise ValueError(f"its vocabulary has {known} words, not {spec.size}")
 
 
-def _shortened(error: Exception) -> str:
-    """The message of another library in one line."""
-    return textwrap.shorten(str(error), 160, placeholder=" ...")
-
-
 def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
-    """Whether a model that was trained on the one kind of side can score the other."""
+    """Whether a model trained on one kind of side can score another."""
     return given == trained or (not find(model).fixed_regions and replace(given, count=trained.count) == trained)
 
 
@@ -357,7 +340,7 @@ def check_is_pairs(value: Any, what: str) -> None:
 
 
 def check_content(side: Side, what: str) -> None:
-    """Refuse values that are not finite, texts without words, and words that are not in their vocabulary."""
+    """Raise for values that are not finite, texts without words, and words outside their vocabulary."""
     if not isinstance(side, Tokens):
         check_finite(side.features, what)
         return
@@ -375,7 +358,7 @@ def check_content(side: Side, what: str) -> None:
 
 
 def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1) -> Evaluation:
-    """Retrieval by the mean of the similarities of models that were trained apart: SGRAF is one SGR and one SAF.
+    """Evaluate the mean similarities of several models: SGRAF is one SGR and one SAF.
 
     Returns:
         As `Matcher.evaluate`, where `networks` has one entry for each model.
@@ -388,14 +371,15 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
         check_alike(matchers[0], other)
     sides = [(each._side(pairs.left, "left"), each._side(pairs.right, "right")) for each in matchers]
     bounded = not alike([network for each in matchers for network in each.networks])
-    matrices = [
-        each._mean(*both, bounded=bounded).to(matchers[0].device) for each, both in zip(matchers, sides, strict=True)
+    means = [
+        average(each.networks, each._matrices(*both), bounded=bounded).to(matchers[0].device)
+        for each, both in zip(matchers, sides, strict=True)
     ]
-    return evaluate(matrices, pairs, folds)
+    return evaluate(means, pairs, folds)
 
 
 def check_alike(one: Matcher, other: Matcher) -> None:
-    """Raise a `ConflictError` if two models do not read the same data, so that they cannot be averaged."""
+    """Raise a `ConflictError` if two models read different data and cannot be averaged."""
     for name, mine, theirs in zip(("left", "right"), one.specs, other.specs, strict=True):
         if mine.kind != theirs.kind or (mine.kind != "tokens" and mine.size != theirs.size):
             what = f"one model takes {mine} and another {theirs}"

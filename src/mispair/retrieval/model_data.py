@@ -1,4 +1,4 @@
-"""The pairs that a model was trained on, or other pairs read in the same way."""
+"""Load pairs for a model: its training data, or other pairs with its vocabulary."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def load_for(
     Args:
         matcher: The model.
         split: Such as train or test.
-        data: Data set; by default the one that the model was trained on.
-        captions_per_image: Of `data`, where its files leave it open.
-        advice: For the error if the data of the model is not known or gone.
+        data: Data set; by default the training data of the model.
+        captions_per_image: Of `data`, if its files leave it open.
+        advice: For the error if the data of the model is unknown or gone.
 
     Raises:
-        NotFoundError: The model was trained from Python, so its data has no place; or its data is gone.
+        NotFoundError: The training data was in memory, or is gone.
         ConflictError: `captions_per_image` without `data`.
     """
     config = matcher.config

@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mispair.errors import ConflictError, WriteError
-from mispair.models import Network, SideSpec
+from mispair.errors import WriteError
+from mispair.models import SideSpec
 from mispair.models.base import CosineNetwork, l2norm
 from mispair.models.encoders import WordRecurrence
-from mispair.models.vse import GPO, PooledRegions, PooledWords
+from mispair.models.vse import PooledRegions, PooledWords
 from mispair.pairs.batches import Items
 from mispair.pairs.vocabulary import MOST_WORDS, Vocabulary
 from mispair.support.extras import missing_package
@@ -29,7 +29,7 @@ LONGEST = MOST_WORDS + 2  # with the start and end words
 
 
 class _Regions(nn.Module):
-    """`PooledRegions` in operations that ONNX has. All items have `count` regions, so the weights are constants."""
+    """`PooledRegions` in ONNX operations; all items have `count` regions, so the weights are constants."""
 
     weights: Tensor
 
@@ -46,14 +46,15 @@ class _Regions(nn.Module):
 
 
 class _Words(nn.Module):
-    """`PooledWords` in operations that ONNX has, with the weights of all lengths as constants."""
+    """`PooledWords` in ONNX operations; the weights of all lengths are constants."""
 
     weights: Tensor
 
     def __init__(self, encoder: PooledWords) -> None:
         super().__init__()
         self.words = encoder.words
-        self.register_buffer("weights", _weights_by_length(encoder.pool))
+        lengths = torch.arange(1, LONGEST + 1, device=encoder.pool.score.weight.device)
+        self.register_buffer("weights", encoder.pool.weights(lengths, LONGEST))  # (LONGEST, LONGEST), by length
 
     def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
         position, ends = torch.arange(items.shape[1], device=items.device), lengths[:, None]
@@ -65,13 +66,8 @@ class _Words(nn.Module):
         return l2norm((weights[:, None] @ ordered).squeeze(1))
 
 
-def _weights_by_length(pool: GPO) -> Tensor:
-    """(LONGEST, LONGEST) weights of the sorted positions, by length."""
-    return pool.weights(torch.arange(1, LONGEST + 1, device=pool.score.weight.device), LONGEST)
-
-
 def _recurrence(words: WordRecurrence, items: Tensor, order: Tensor) -> Tensor:
-    """(N, n, H): both directions, the second over texts turned round within their lengths, averaged."""
+    """Average both directions (N, n, H); the second one reads the texts reversed."""
     x = words.embed(items)
     ahead: Tensor = words.rnn.ahead(x)[0]
     back: Tensor = words.rnn.back(_ordered(x, order))[0]
@@ -115,18 +111,14 @@ def _exportable(encoder: nn.Module, spec: SideSpec) -> nn.Module:
 
 
 def export_onnx(
-    networks: Sequence[Network], specs: tuple[SideSpec, SideSpec], vocabulary: Vocabulary | None, out: Path
+    networks: Sequence[CosineNetwork], specs: tuple[SideSpec, SideSpec], vocabulary: Vocabulary | None, out: Path
 ) -> list[Path]:
-    """Write `left.onnx` and `right.onnx`, and `words.json` if a side is of texts; see `Matcher.to_onnx`.
+    """Write `left.onnx` and `right.onnx`, and `words.json` for texts; see `Matcher.to_onnx`.
 
     Raises:
-        ConflictError: The model compares regions with words.
         MissingPackageError: onnx is missing.
         WriteError: The folder cannot be written.
     """
-    if not all(isinstance(network, CosineNetwork) for network in networks):
-        expected = "a model with one vector an item (vse, two-tower)"
-        raise ConflictError("this model compares regions with words", where="to_onnx", expected=expected)
     try:
         importlib.import_module("onnx")
     except ImportError:
@@ -136,14 +128,12 @@ def export_onnx(
     except OSError as error:
         raise WriteError(f"the folder cannot be made ({error.strerror})", where=out) from None
     sides = [network.left for network in networks], [network.right for network in networks]
-    written = []
-    for name, encoders, spec in zip(FILES, sides, specs, strict=True):
-        write_atomically(out / name, _exported(encoders, spec))
-        written.append(out / name)
+    contents = {out / name: _exported(encoders, spec) for name, encoders, spec in zip(FILES, sides, specs, strict=True)}
     if vocabulary is not None:
-        write_atomically(out / WORDS, json.dumps(vocabulary.words, ensure_ascii=False, indent=0).encode())
-        written.append(out / WORDS)
-    return written
+        contents[out / WORDS] = json.dumps(vocabulary.words, ensure_ascii=False, indent=0).encode()
+    for path, content in contents.items():
+        write_atomically(path, content)
+    return list(contents)
 
 
 def _exported(encoders: Sequence[nn.Module], spec: SideSpec) -> bytes:
@@ -157,7 +147,7 @@ def _exported(encoders: Sequence[nn.Module], spec: SideSpec) -> bytes:
         example, inputs = (torch.zeros(shape, device=device),), {"items": {0: "N"}}
     file = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter without onnxscript is an older one, and says so
+        warnings.simplefilter("ignore")  # without onnxscript, torch warns about its older exporter
         torch.onnx.export(
             _Side(encoders, spec).eval(),
             example,

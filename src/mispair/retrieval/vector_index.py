@@ -1,7 +1,7 @@
-"""Search among the vectors of many items: exactly, or by an approximate index where usearch is installed.
+"""Search the vectors of many items: exactly, or by an approximate index of usearch.
 
-An index on disk is a folder with the vectors, which are mapped into memory, and the graph of usearch. Whichever of the
-two is damaged is made again from the other one.
+An index on disk is a folder with the vectors, mapped into memory, and the graph of usearch. A damaged file is restored
+from the other one.
 """
 
 from __future__ import annotations
@@ -26,25 +26,24 @@ from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, damages,
 
 VECTORS, GRAPH = "vectors.npy", "graph.usearch"
 INDEX = FolderKind("an index", "index.json", [VECTORS], optional=[GRAPH])
-MADE_BY, GRAPHS = "model", "approximate"  # in the request of the mark
+MADE_BY, GRAPHS = "model", "approximate"  # keys in the mark
 CHUNK = 1 << 16  # vectors compared at a time
-EXACT_UP_TO = 20_000  # items among which an exact search takes a few milliseconds
+EXACT_UP_TO = 20_000  # items; an exact search of so many takes a few milliseconds
+
+Encode = Callable[[Any], FloatArray]  # queries to vectors
 
 
 class VectorIndex:
-    """The nearest of N unit vectors by their dot product.
+    """Find the nearest of N unit vectors by their dot product.
 
     Attributes:
         vectors: (N, D) in half precision, in memory or mapped from a file.
-        approximate: Whether usearch answers; otherwise all vectors are compared.
+        approximate: Whether usearch answers; otherwise a search compares all vectors.
     """
 
-    def __init__(self, vectors: FloatArray, encode: Callable[[Any], FloatArray], *, graph: Any | None = None) -> None:
-        self.vectors, self._encode, self._graph = vectors, encode, graph
-
-    @property
-    def approximate(self) -> bool:
-        return self._graph is not None
+    def __init__(self, vectors: FloatArray, encode: Encode, *, graph: Any | None = None) -> None:
+        self.vectors, self.approximate = vectors, graph is not None
+        self._encode, self._graph = encode, graph
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -54,12 +53,12 @@ class VectorIndex:
         return f"<VectorIndex: {len(self):,} items of width {self.vectors.shape[1]}, {how} search>"
 
     def search(self, query: str | FloatArray, top: int = 10, *, exact: bool = False) -> tuple[IntArray, FloatArray]:
-        """Rows of the best items and their scores, best first.
+        """Return rows and scores of the best items, best first.
 
         Args:
-            query: A text, or the features of one item of the side that is not indexed.
-            top: How many.
-            exact: Compare all items, even if there is an approximate index.
+            query: A text, or the features of one item of the other side.
+            top: Number of items.
+            exact: Compare all items in spite of an approximate index.
         """
         if top < 1:
             raise InvalidValueError(str(top), where="top", expected="at least 1")
@@ -69,44 +68,40 @@ class VectorIndex:
         return self.nearest(self._encode(item)[0], top, exact=exact)
 
     def nearest(self, vector: FloatArray, top: int, *, exact: bool = False) -> tuple[IntArray, FloatArray]:
-        """The same for a vector (D,) of the common space."""
+        """Search by a vector (D,) of the common space."""
         if vector.shape != self.vectors.shape[1:]:
             expected = f"a vector of {self.vectors.shape[1]} numbers"
             raise ShapeError(f"the shape {vector.shape}", where="query", expected=expected)
         vector, top = vector.astype(np.float32), min(top, len(self))
         if self._graph is None or exact:
-            return self._compare(vector, top)
-        found = np.asarray(self._graph.search(vector, top).keys, dtype=np.int64)
-        scores = self.vectors[found].astype(np.float32) @ vector  # those of the stored vectors, as the exact search
-        order = np.lexsort((found, -scores))
-        return found[order], scores[order]
-
-    def _compare(self, vector: FloatArray, top: int) -> tuple[IntArray, FloatArray]:
-        scores = np.concatenate([
-            self.vectors[start : start + CHUNK].astype(np.float32) @ vector for start in range(0, len(self), CHUNK)
-        ])  # fmt: skip
-        rows = np.argpartition(-scores, top - 1)[:top]
-        order = np.lexsort((rows, -scores[rows]))
-        return rows[order].astype(np.int64), scores[rows][order]
+            chunks = (self.vectors[start : start + CHUNK] for start in range(0, len(self), CHUNK))
+            every = np.concatenate([chunk.astype(np.float32) @ vector for chunk in chunks])
+            rows = np.argpartition(-every, top - 1)[:top].astype(np.int64)
+            scores = every[rows]
+        else:
+            rows = np.asarray(self._graph.search(vector, top).keys, dtype=np.int64)
+            scores = self.vectors[rows].astype(np.float32) @ vector  # of the stored vectors, as in an exact search
+        order = np.lexsort((rows, -scores))
+        return rows[order], scores[order]
 
 
 def build_index(
     vectors: FloatArray,
-    encode: Callable[[Any], FloatArray],
+    encode: Encode,
     out: Path | None,
     approximate: bool | None,
     *,
     made_by: str = "",
     overwrite: bool = False,
 ) -> VectorIndex:
-    """An index of unit vectors (N, D).
+    """Index unit vectors (N, D).
 
     Args:
-        vectors: Of the items.
-        encode: Vectors of queries.
-        out: Folder to keep it in; None keeps it in memory.
-        approximate: Use usearch; by default for more than 20,000 items, where it is installed.
-        made_by: Digest of the model and the side, which `open_index` compares.
+        vectors: Vectors of the items.
+        encode: Makes vectors of queries.
+        out: Folder of the index; None keeps it in memory.
+        approximate: Use usearch; by default for more than 20,000 items, if it is installed.
+        made_by: Digest of the model and the side, for `open_index`.
         overwrite: Replace another index in `out`.
     """
     check_finite(vectors, "The indexed items")
@@ -123,23 +118,18 @@ def build_index(
         mark = read_mark(out, INDEX)
         if mark is None or not folder.finished or _damaged(out, mark, usearch):
             folder.begin()
-            _write_vectors(out, half)
-            if usearch is not None:
-                _write_graph(folder, _graph(usearch, half))
-            folder.finish()
+            _write(folder, half, usearch)
     return open_index(out, encode, verify=False)
 
 
-def open_index(
-    folder: str | Path, encode: Callable[[Any], FloatArray], *, verify: bool = True, made_by: str = ""
-) -> VectorIndex:
-    """Open an index that was written to a folder, mapped into memory.
+def open_index(folder: str | Path, encode: Encode, *, verify: bool = True, made_by: str = "") -> VectorIndex:
+    """Open the index in a folder, mapped into memory.
 
     Args:
-        folder: Where it is.
-        encode: Vectors of queries.
+        folder: Folder of the index.
+        encode: Makes vectors of queries.
         verify: Read both files once, to notice damage.
-        made_by: Digest of the model and the side that the index must be of.
+        made_by: Expected digest of the model and the side.
 
     Raises:
         NotFoundError: The folder holds no finished index.
@@ -149,9 +139,8 @@ def open_index(
     path, usearch = Path(folder), _usearch()
     mark = read_mark(path, INDEX)
     if mark is None or not mark.finished or VECTORS not in mark.files:
-        raise NotFoundError(
-            "no index, or a damaged one", where=path, advice="Make one with matcher.index(items, out=...)"
-        )
+        advice = "Make one with matcher.index(items, out=...)"
+        raise NotFoundError("no index, or a damaged one", where=path, advice=advice)
     if made_by and mark.request.get(MADE_BY) != made_by:
         advice = "Open it with the model and the side that made it, or make another one with matcher.index"
         raise ChangedError("the index is of another model, or of the other side", where=path, advice=advice)
@@ -172,22 +161,21 @@ def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...] | None = None) 
 
 def _graph(usearch: Any, half: FloatArray) -> Any:
     graph = usearch.Index(ndim=half.shape[1], metric="ip", dtype="f16")
-    # By one thread: two that add at the same time lose one item in a thousand, which no search finds any more.
+    # By one thread: two that add at the same time lose one item in a thousand.
     graph.add(np.arange(len(half)), half, threads=1)
     return graph
 
 
-def _write_vectors(path: Path, half: FloatArray) -> None:
-    with replacing(path / VECTORS) as file:
+def _write(folder: OwnedFolder, half: FloatArray, usearch: Any | None) -> None:
+    with replacing(folder.path / VECTORS) as file:
         np.save(file, half)
-
-
-def _write_graph(folder: OwnedFolder, graph: Any) -> None:
-    folder.work.mkdir(exist_ok=True)
-    graph.save(str(folder.work / GRAPH))
-    with (folder.work / GRAPH).open("rb+") as saved:
-        os.fsync(saved.fileno())
-    (folder.work / GRAPH).replace(folder.path / GRAPH)
+    if usearch is not None:
+        folder.work.mkdir(exist_ok=True)
+        _graph(usearch, half).save(str(folder.work / GRAPH))
+        with (folder.work / GRAPH).open("rb+") as saved:
+            os.fsync(saved.fileno())
+        (folder.work / GRAPH).replace(folder.path / GRAPH)
+    folder.finish()
 
 
 def _npy_sha256(array: FloatArray) -> str:
@@ -200,12 +188,12 @@ def _npy_sha256(array: FloatArray) -> str:
 
 
 def _damaged(path: Path, mark: Mark, usearch: Any | None) -> list[str]:
-    """The files of an index that are not as they were written, or unreadable; without usearch no graph is read."""
+    """Changed or unreadable files of an index; the graph is only read with usearch."""
     return [name for name, _ in damages(path, mark.files, [VECTORS] if usearch is None else [VECTORS, GRAPH])]
 
 
 def _repair(path: Path, mark: Mark, damaged: list[str], usearch: Any | None) -> None:
-    """Make a damaged file again from the other one.
+    """Restore a damaged file from the other one.
 
     Raises:
         DamagedError: Both are damaged, or there is no other one.
@@ -215,18 +203,14 @@ def _repair(path: Path, mark: Mark, damaged: list[str], usearch: Any | None) -> 
         half = np.array(open_array(path / VECTORS, ndim=2))
     elif usearch is not None and damaged == [VECTORS] and GRAPH in mark.files:
         graph = _open_graph(usearch, path)
-        half = np.stack(graph.get(np.arange(len(graph)), np.float16))  # as they were added
+        half = np.stack(graph.get(np.arange(len(graph)), np.float16))
     if half is None or _npy_sha256(half) != mark.files[VECTORS]:
         advice = "Copy the folder again if you can, or make the index again with matcher.index(items, out=...)"
         names = " and ".join(damaged)
         raise DamagedError(f"{names} not as they were written", where=path / damaged[0], advice=advice)
     warnings.warn(f"{path / damaged[0]} is damaged; it is made again from the rest of the index.", stacklevel=4)
     with OwnedFolder(path, INDEX, mark.request) as folder:
-        if damaged == [GRAPH]:
-            _write_graph(folder, _graph(usearch, half))
-        else:
-            _write_vectors(path, half)
-        folder.finish()
+        _write(folder, half, usearch)
 
 
 def _usearch() -> Any | None:

@@ -1,11 +1,10 @@
-"""Encodings by content: what was encoded once is not encoded again, whatever the file, the data set or the output.
+"""Cache encodings by content: no item is encoded twice, whatever its file, data set or output.
 
     CACHE/efficientnet-lite0-1280/NAME.npy        float16 (n, width)
-    CACHE/efficientnet-lite0-1280/NAME.keys.npy   the hashes of the n items, written last
+    CACHE/efficientnet-lite0-1280/NAME.keys.npy   hashes of the n items, written last
 
-NAME holds a hash of the vectors: items whose vectors do not fit it are encoded again. Files are never changed.
-Processes that encode at the same time each add files of their own. The folder can be deleted at any time when none of
-them runs.
+NAME holds a hash of the vectors; items of files with another hash are encoded again. Files are never changed. Each
+process adds files of its own. You may delete the folder when no process runs.
 """
 
 from __future__ import annotations
@@ -35,24 +34,20 @@ Halves = npt.NDArray[np.float16]
 Key = bytes
 KEY = "S16"
 _MISSING = -1
-FETCHED = "fetched"  # folder in that of encodings, for copies of files at URLs
+FETCHED = "fetched"  # folder inside the cache, for copies of files at URLs
 
 
 def cache_folder(given: Path | None = None) -> Path:
-    """The folder that is given, else that of the variable MISPAIR_CACHE, else that of the user."""
+    """Return the given folder, else that of the variable MISPAIR_CACHE, else that of the user."""
     named = given or os.environ.get("MISPAIR_CACHE")
     return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
 
 
 def writable_cache(given: Path | None = None) -> Path:
-    """The same folder, checked before anything is encoded.
-
-    Raises:
-        WriteError: Nothing is in it, and nothing can be written to it.
-    """
+    """Return the same folder; raise a `WriteError` if it is empty and cannot be written."""
     folder = cache_folder(given)
     try:
-        if not any(folder.glob("*/*.keys.npy")):  # else all that is needed may be there
+        if not any(folder.glob("*/*.keys.npy")):  # else all encodings may be there
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
@@ -63,32 +58,24 @@ def writable_cache(given: Path | None = None) -> Path:
 
 
 def key_of(content: bytes) -> Key:
-    """The hash of an image file or a caption."""
+    """Hash an image file or a caption."""
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
 class EncodingCache:
-    """The vectors that one encoder has made; another text that identifies the encoder means other vectors."""
+    """Vectors of one encoder, named by its identity."""
 
     def __init__(self, folder: Path, encoder: str, width: int) -> None:
-        self._folder = (
-            folder
-            / f"{slug(encoder.partition(' ')[0])[:60]}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
-        )
-        self._width = width
+        name = f"{slug(encoder.partition(' ')[0])[:60]}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
+        self._folder, self._width = folder / name, width
         self._files: list[File] = []
         self._starts: list[int] = []  # number of the first vector of each file
-        self._whole: dict[int, bool] = {}  # of the files that were looked at
+        self._whole: dict[int, bool] = {}  # of the files read so far
         self._looking = threading.Lock()
         self._count = 0
         self._new: dict[Key, int] = {}  # added by this process
         self._delete_leftovers()
-        keys = []
-        for path in sorted(self._folder.glob("*.keys.npy")):
-            found = self._open(path)
-            if found is not None:
-                keys.append(found)
-        known = np.concatenate(keys) if keys else np.empty(0, KEY)
+        known = np.concatenate([np.empty(0, KEY), *map(self._open, sorted(self._folder.glob("*.keys.npy")))])
         self._order = np.argsort(known, kind="stable")
         self._sorted = known[self._order]
 
@@ -96,22 +83,22 @@ class EncodingCache:
         return self._count
 
     def _delete_leftovers(self) -> None:
-        """Deletes vectors whose process was killed before it wrote their keys."""
+        """Delete vectors of processes that were killed before they wrote the keys."""
         for path in list(self._folder.glob("*-*.npy")):
             if not path.with_name(f"{path.stem}.keys.npy").exists() and is_dead(path.stem.rpartition("-")[2]):
                 path.unlink(missing_ok=True)
 
-    def _open(self, path: Path) -> npt.NDArray[Any] | None:
-        """The keys of a file whose vectors are there; None where one of the two is damaged."""
+    def _open(self, path: Path) -> npt.NDArray[Any]:
+        """Open a file and return its keys; none if a file is damaged."""
         vectors = path.with_name(path.name.replace(".keys.npy", ".npy"))
         try:
             header = read_header(vectors, ndim=2, kind="vector")
             with regular(path).open("rb") as file:
                 keys = read_array(file, path)
         except (DataError, OSError):
-            return None
+            return np.empty(0, KEY)
         if keys.dtype != KEY or header.shape != (*keys.shape, self._width):
-            return None
+            return np.empty(0, KEY)
         self._append(vectors, header)
         return keys
 
@@ -121,7 +108,7 @@ class EncodingCache:
         self._count += header.shape[0]
 
     def find(self, key: Key) -> int:
-        """The number of the vector of an item; -1 where it is not there. Several threads may call it."""
+        """Return the number of the vector of an item, or -1; several threads may call this."""
         place = self._new.get(key, _MISSING)
         if place >= 0 or not len(self._sorted):
             return place
@@ -130,15 +117,20 @@ class EncodingCache:
         return next((int(number) for number in self._order[first:last] if self._is_whole(int(number))), _MISSING)
 
     def _is_whole(self, number: int) -> bool:
-        """Whether the file of a vector is as it was written; each is read once."""
+        """Whether the file of a vector is undamaged; each file is read once."""
         place = bisect.bisect_right(self._starts, number) - 1
         with self._looking:
             if place not in self._whole:
-                self._whole[place] = _is_as_written(self._files[place].path)
+                path = self._files[place].path
+                try:
+                    digest = _digest(open_array(path, ndim=2, kind="vector"))
+                    self._whole[place] = path.stem.split("-")[1:2] == [digest]
+                except DataError:
+                    self._whole[place] = False
             return self._whole[place]
 
     def add(self, vectors: dict[Key, Halves]) -> None:
-        """Stores vectors, whole or not at all."""
+        """Store vectors, whole or not at all."""
         if not vectors:
             return
         values = np.stack(list(vectors.values()))
@@ -151,7 +143,7 @@ class EncodingCache:
         self._append(path, read_header(path, ndim=2, kind="vector"))
 
     def rows(self, numbers: IntArray) -> CachedRows:
-        """The vectors with these numbers as a shard (n, width); zeros for -1."""
+        """Return the vectors with these numbers as a shard (n, width); zeros for -1."""
         return CachedRows(Side.of(self._files) if self._files else None, numbers, self._width)
 
 
@@ -162,16 +154,9 @@ def _digest(vectors: npt.NDArray[Any]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_as_written(path: Path) -> bool:
-    try:
-        return path.stem.split("-")[1:2] == [_digest(open_array(path, ndim=2, kind="vector"))]
-    except DataError:
-        return False
-
-
 @dataclass(frozen=True)
 class CachedRows:
-    """Vectors of the cache, one for each row."""
+    """Vectors of the cache, one a row."""
 
     vectors: Side | None
     numbers: IntArray

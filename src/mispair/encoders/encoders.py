@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -178,6 +178,7 @@ class _MeanOfMap(ABC):
         """The last feature map."""
 
     def _find_width(self) -> int:
+        """Encode an image, so that an unusable network fails here."""
         from PIL import Image
 
         return int(_made(self.name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1]))
@@ -221,8 +222,7 @@ class EfficientNetLite(_MeanOfMap):
             import torch
 
             return torch.from_numpy(self._session.run(None, {"pixels": scaled.numpy()})[0])
-        features: Tensor = self._network.extract_features(scaled)
-        return features
+        return cast("Tensor", self._network.extract_features(scaled))
 
 
 class TimmImages(_MeanOfMap):
@@ -268,8 +268,7 @@ class TransformersImages(_MeanOfMap):
             return _joint_vectors(self._joint(pixel_values=self._pixels(items)))
 
     def _features(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self._network(pixel_values=pixels).last_hidden_state
-        return found
+        return cast("Tensor", self._network(pixel_values=pixels).last_hidden_state)
 
 
 class OpenClipImages(_MeanOfMap):
@@ -290,8 +289,7 @@ class OpenClipImages(_MeanOfMap):
         found = self._network.visual.forward_intermediates(
             pixels, indices=1, intermediates_only=True, normalize_intermediates=True, output_fmt="NCHW"
         )
-        features: Tensor = found["image_intermediates"][-1]
-        return features
+        return cast("Tensor", found["image_intermediates"][-1])
 
 
 class GridEncoder:
@@ -330,7 +328,7 @@ class GridEncoder:
 
 
 def as_map(features: Tensor) -> Tensor:
-    """Feature maps (n, C, H, W) as they are; tokens (n, T, C) as a square map, without class and register tokens.
+    """Turn tokens (n, T, C) into a square map, without class and register tokens; keep maps (n, C, H, W).
 
     >>> import torch
     >>> as_map(torch.zeros(2, 1 + 4 + 16, 8)).shape
@@ -453,8 +451,7 @@ def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
 
 
 def _numpy(vectors: Tensor) -> FloatVectors:
-    array: npt.NDArray[np.float32] = vectors.float().cpu().numpy()
-    return array
+    return cast(FloatVectors, vectors.float().cpu().numpy())
 
 
 class Kind(NamedTuple):
@@ -528,8 +525,7 @@ def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
     Raises:
         ConfigError: There is none of this name, or a package or its weights are missing.
     """
-    encoder: MapEncoder = _encoder("image", name, device)
-    return encoder
+    return cast(MapEncoder, _encoder("image", name, device))
 
 
 def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
@@ -538,8 +534,7 @@ def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
     Raises:
         ConfigError: There is none of this name, or a package or its weights are missing.
     """
-    encoder: TextEncoder = _encoder("text", name, device)
-    return encoder
+    return cast(TextEncoder, _encoder("text", name, device))
 
 
 def parts_of(name: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Difference hashes: photos of one origin have nearly the same one, whatever their size, quality or watermark."""
+"""Hash photos so that copies of other size, quality or watermark have similar hashes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_CELLS = 8  # a side, in which two neighbours are compared
-_DIFFERENT = 2  # grey levels from which a difference says something
+_CELLS = 8  # neighbours to compare, a side
+_DIFFERENT = 2  # grey levels; smaller differences are noise
 
 
 class DifferenceHash:
-    """Image encoder with 128 bits as 16 bytes: whether the grey level rises to the next cell, along and down.
+    """Encode an image as 128 bits in 16 bytes: whether the grey level rises to the next cell, along and down.
 
-    A hash is all zero, which means that there is none, where fewer than half of the neighbours differ by more than 2
-    grey levels: drawings and products on white would otherwise all look alike.
+    The hash is zero, so there is none, if fewer than half of the neighbours differ by more than 2 grey levels.
+    Otherwise all drawings and products on white would look alike.
     """
 
     name, width = "difference-hash", 2 * _CELLS
@@ -41,5 +41,5 @@ class DifferenceHash:
 
 
 def as_hashes(rows: npt.NDArray[np.float16]) -> npt.NDArray[np.uint64]:
-    """Hashes (n, 2) from the numbers that `DifferenceHash` encodes (n, 16)."""
+    """Turn encodings (n, 16) of `DifferenceHash` into hashes (n, 2)."""
     return np.ascontiguousarray(rows, dtype=np.uint8).view(np.uint64)

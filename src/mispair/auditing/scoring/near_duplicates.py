@@ -1,9 +1,9 @@
-"""Near-duplicates of one side, among up to millions of rows, in bounded memory.
+"""Find near-duplicates of one side, among up to millions of rows, in bounded memory.
 
-`sketch` makes 64 bits of a row: on which side of 64 random planes its centred vector lies. `find_near_duplicates`
-compares rows that agree in three of the eight bytes of these codes, as near-duplicates nearly always do and other rows
-hardly ever, and decides by the true cosine. With the threshold of 0.98, two rows of this cosine are compared with this
-probability:
+`sketch` makes a code of 64 bits: the sides of 64 random planes on which the centred vector lies.
+`find_near_duplicates` compares rows with three equal bytes of their codes, and decides by the true cosine. Nearly all
+near-duplicates agree in three bytes, and hardly any other rows. With the threshold of 0.98, two rows of a cosine are
+compared with this probability:
 
     cosine      1.000  0.999  0.995  0.990  0.985  0.980  0.950  0.900  0.500
     compared    1.000  1.000  0.997  0.983  0.958  0.922  0.623  0.244  0.000
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, islice, pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,26 +31,26 @@ Codes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 Gather = Callable[[IntArray], FloatArray]
 
-BITS, BYTES, SHARED = 64, 8, 3  # of a code; how many of its bytes must be equal for a comparison
-SEEN = 0.75  # mean cosine of hashes and vectors from which images are near-duplicates
+BITS, BYTES, SHARED = 64, 8, 3  # of a code; equal bytes for a comparison
+SEEN = 0.75  # least mean cosine of hashes and vectors of near-duplicate images
 _SEED = 64
-_SLACK = 1.75  # standard deviations by which a pair may differ in more bits than a cosine at the threshold does
-_WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
-_COMPARED = {"cpu": 1 << 15, "cuda": 1 << 24}  # pairs of neighbours looked at together, at least one a row
-_PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clouds, all of them would take too long
+_SLACK = 1.75  # standard deviations of the number of different bits, above that of a cosine at the threshold
+_WINDOW = 64  # rows of a bucket to compare a row with, at most
+_COMPARED = {"cpu": 1 << 15, "cuda": 1 << 24}  # pairs of neighbours at a time, at least one a row
+_PATIENCE = 1  # true cosines a row and table: dense clouds of rows would take too long
 _PART = 1 << 20  # rows at a time
 _SKETCHED, _SKETCHED_ON_GPU = 1 << 12, 1 << 15  # rows sketched at a time
-_GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
+_GATHERED = 1 << 12  # rows or pairs of rows with vectors in memory
 _PLACE = 39  # bits for a row's place beside three bytes of its code in one number
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Groups of rows, one after the other: there may be millions of them.
+    """Up to millions of groups of rows.
 
     Attributes:
-        rows: The rows of the first group in ascending order, then those of the second, and so on.
-        starts: Where each group begins in them, and at last their number.
+        rows: Rows of the first group in ascending order, then those of the second, and so on.
+        starts: First place of each group in `rows`, and the number of rows.
     """
 
     rows: IntArray
@@ -68,22 +67,22 @@ class Groups:
         return (self.rows[start:stop] for start, stop in pairwise(self.starts))
 
     def first(self, count: int) -> list[IntArray]:
-        """The largest groups."""
+        """Return the largest groups."""
         return list(islice(self, count))
 
 
 def sketch(vectors: Tensor, mean: Tensor, number: int = 0) -> Codes:
-    """The codes of some vectors, the same in whatever company they come.
+    """Make a code of each vector, independent of the other vectors.
 
     Args:
-        vectors: (n, D), on any device. A row that is not finite gets some code and is never a near-duplicate.
-        mean: (D,) of all vectors: embeddings lie in a narrow cone, and around its axis they differ most.
-        number: Of the planes; others give another code.
+        vectors: (n, D), on any device. Rows with infinite numbers are never near-duplicates.
+        mean: (D,) of all vectors: embeddings lie in a narrow cone and differ most around its axis.
+        number: Choice of the planes.
     """
-    if vectors.device.type == "mps":  # which has no double precision
+    if vectors.device.type == "mps":  # without double precision
         return sketch(vectors.cpu(), mean.cpu(), number)
-    # Whole numbers on both sides make the sums exact, so that a code does not depend on the order of adding, which
-    # changes with the number of rows. 20 bits a unit vector and 15 bits a plane are enough for any width.
+    # Whole numbers make the sums exact, so codes do not depend on the order of adding, which changes with the number
+    # of rows. 20 bits a unit vector and 15 bits a plane are enough for any width.
     planes = _planes(vectors.shape[1], number).to(vectors.device)
     powers = 1 << torch.arange(BITS, device=vectors.device)
     codes = []
@@ -97,7 +96,7 @@ def sketch(vectors: Tensor, mean: Tensor, number: int = 0) -> Codes:
 
 @cache
 def _planes(width: int, number: int) -> Tensor:
-    """(D, 64) normals, in whole numbers."""
+    """Draw normals (D, 64), in whole numbers."""
     return torch.from_numpy(np.rint(np.random.RandomState(_SEED + number).standard_normal((width, BITS)) * 2**12))
 
 
@@ -110,24 +109,24 @@ def find_near_duplicates(
     leave_out: Mask | None = None,
     device: torch.device | None = None,
 ) -> Groups:
-    """Finds groups of rows that are nearly the same.
+    """Find groups of nearly equal rows, and always exact duplicates.
 
-    Exact duplicates are always found. The work stays bounded with very many near-duplicates: in buckets beyond 64 rows
-    not all are compared with all, and of each set of such rows with one code only a representative goes on.
+    The work stays bounded: in buckets beyond 64 rows not all are compared with all, and equal codes there continue with
+    one representative.
 
     Args:
-        codes: The codes of all rows (N,), from `sketch`.
-        gather: Gives the vectors (n, D) of row numbers, which are ascending and at most 8,192 at a time.
-        threshold: Cosine of the centred vectors from which two rows are near-duplicates.
-        mean: What to take from the vectors first, the one of the sketch; nothing by default.
-        leave_out: Rows that are never in a group (N,).
-        device: Where the codes are compared: on the CPU, unless it is a GPU of CUDA.
+        codes: Codes of all rows (N,), from `sketch`.
+        gather: Reads the vectors (n, D) of at most 8,192 ascending rows.
+        threshold: Least cosine of the centred vectors of near-duplicates.
+        mean: Mean of the sketch, to centre the vectors; zero by default.
+        leave_out: Rows outside all groups (N,).
+        device: Compares the codes if it is a GPU of CUDA; else the CPU does.
 
     Returns:
         Groups of at least two rows, the largest group first.
 
     Raises:
-        ConfigError: The threshold is no such cosine.
+        ConfigError: The threshold is not in (0.5, 1].
 
     >>> vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 0]]
     >>> codes = sketch(torch.from_numpy(vectors), torch.zeros(4))
@@ -135,15 +134,13 @@ def find_near_duplicates(
     [[0, 2, 5], [1, 4]]
     """
     if not 0.5 < threshold <= 1:
-        raise ConfigError(
-            f"The cosine from which rows are near-duplicates is {threshold}; expected more than 0.5 and at most 1."
-        )
+        raise ConfigError(f"The cosine of near-duplicates is {threshold}; expected more than 0.5 and at most 1.")
     device = device if device is not None and device.type == "cuda" else torch.device("cpu")
-    rows = _order(codes, device).astype(_number(len(codes)))
+    rows = _order(codes, device).astype("i4" if len(codes) < 2**31 else "i8")  # half the memory of many arrays
     if leave_out is not None:
         rows = rows[~leave_out[rows]]
-    # From here on a row is known by its place in the order of the codes, and rows of one code by their content: the
-    # result cannot depend on the order of the rows, and exact duplicates are neighbours.
+    # From here on rows are places in the order of codes and content, so the result does not depend on the order of the
+    # rows, and exact duplicates are neighbours.
     _sort_equal_codes(codes, rows, gather)
     ordered = codes[rows]
     there = torch.from_numpy(ordered.view(np.int64)).to(device)
@@ -165,18 +162,17 @@ def find_near_duplicates(
 def find_near_duplicate_images(
     hashes: Codes, gather: Gather, *, mean: FloatArray, leave_out: Mask, device: torch.device | None = None
 ) -> Groups:
-    """Finds groups of images that look nearly the same: where hashes and vectors agree, neither must be nearly equal.
+    """Find groups of images with similar hashes and similar vectors.
 
-    Two images are near-duplicates if the mean of two cosines is at least 0.75: that of their hashes as 128 signs, which
-    is 1 - d / 64 with d different bits, and that of their centred vectors. Images are compared as in
-    `find_near_duplicates`, by the bytes of either half of the hash: always if d is at most 11, as a half with at most 5
-    different bits has 3 equal bytes.
+    The mean of two cosines of near-duplicates is at least 0.75: that of their hashes as 128 signs, 1 - d / 64 with d
+    different bits, and that of their centred vectors. `find_near_duplicates` compares images by the bytes of either
+    half of the hash: always if d is at most 11, as a half with at most 5 different bits has 3 equal bytes.
 
     Args:
-        hashes: Hashes of all rows (N, 2); zero where there is none.
+        hashes: Hashes of all rows (N, 2); zero means none.
         gather: As in `find_near_duplicates`.
-        mean: What to take from the vectors first (D,).
-        leave_out: Rows that are never in a group (N,).
+        mean: Mean of the vectors (D,).
+        leave_out: Rows outside all groups (N,).
         device: Where the hashes are compared.
     """
 
@@ -193,7 +189,7 @@ def find_near_duplicate_images(
 
 
 def joined_groups(several: Sequence[Groups], rows: int) -> Groups:
-    """One group of groups that share a row; they are of so many rows.
+    """Join groups of `rows` rows that share a row.
 
     >>> first, second = Groups(np.array([0, 3]), np.array([0, 2])), Groups(np.array([1, 2, 3, 4]), np.array([0, 2, 4]))
     >>> [group.tolist() for group in joined_groups([first, second], 5)]
@@ -206,7 +202,7 @@ def joined_groups(several: Sequence[Groups], rows: int) -> Groups:
 
 
 class _Search:
-    """Compares neighbours in a sorted table and joins near-duplicates."""
+    """Compare neighbours in a sorted table and join near-duplicates."""
 
     def __init__(
         self, codes: Tensor, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None
@@ -218,13 +214,13 @@ class _Search:
         self._most_bits = math.floor(BITS * differ + _SLACK * math.sqrt(BITS * differ * (1 - differ)))
 
     def join_neighbours(self, key: Tensor, places: Tensor, entries: int, sooner: Sequence[int] = ()) -> None:
-        """Joins near-duplicates among places with one key and not far from each other.
+        """Join near-duplicates among near places with one key.
 
         Args:
             key: Bucket of each entry of the table, ascending.
-            places: The entries; those that are alone in their bucket may be missing.
-            entries: Their number with those.
-            sooner: Bytes which, where they are equal as well, have brought the two together in another table already.
+            places: The entries, with or without those alone in their bucket.
+            entries: Number of all entries.
+            sooner: Skip pairs with one of these bytes equal: an earlier table has compared them.
         """
         nobody = key.new_full((_WINDOW,), -1)  # so that every entry has neighbours
         key, codes = torch.cat([key, nobody]), torch.cat([self._codes.index_select(0, places), nobody.to(self._codes)])
@@ -247,9 +243,10 @@ class _Search:
                 patience -= self._join_new(found[:2], found[2], patience)
 
     def _join_new(self, places: IntArray, shift: IntArray, patience: int) -> int:
-        """Joins those of (2, n) places that are near-duplicates; gives how many had to be looked at.
+        """Join near-duplicates among pairs of places (2, n) by their `shift` (n,) until patience runs out.
 
-        Those that are one `shift` (n,) apart in the table come first, and nothing else once patience is lost.
+        Returns:
+            Number of compared pairs.
         """
         looked_at = 0
         for one, other in np.split(places, np.flatnonzero(np.diff(shift)) + 1, axis=1):
@@ -263,7 +260,7 @@ class _Search:
         return looked_at
 
     def _alike(self, differ: Tensor, sooner: Sequence[int]) -> Tensor:
-        """Which pairs of codes, (n,) bits in which they differ, differ in few bits and in each of some bytes."""
+        """Find pairs of codes with few different bits (n,) and with differences in each of some bytes."""
         few = torch.nonzero(_count_bits(differ) <= self._most_bits)[:, 0]
         differ = differ.index_select(0, few)
         for byte in sooner:
@@ -272,7 +269,7 @@ class _Search:
         return few
 
     def _are_near_duplicates(self, one: IntArray, other: IntArray) -> Mask:
-        """Whether the true vectors are, pair by pair."""
+        """Compare the true vectors, pair by pair."""
         found = np.empty(len(one), dtype=np.bool_)
         for start in range(0, len(one), _GATHERED):
             part = slice(start, start + _GATHERED)
@@ -286,13 +283,13 @@ class _Search:
 
 
 class DisjointSets:
-    """Union-find over whole arrays of links; the lowest member stands for a set."""
+    """Union-find over whole arrays of links; a set is named by its lowest member."""
 
     def __init__(self, members: IntArray) -> None:
         self._above = members
 
     def find(self, members: IntArray) -> IntArray:
-        """The lowest member of the set of each."""
+        """Return the lowest member of the set of each."""
         top = self._above[members]
         while True:
             higher = self._above[top]
@@ -303,7 +300,7 @@ class DisjointSets:
         return top
 
     def join(self, one: IntArray, other: IntArray) -> None:
-        """Makes one set of the sets of each link's two ends."""
+        """Join the sets of the two ends of each link."""
         while len(one):
             one, other = self.find(one), self.find(other)
             apart = one != other
@@ -319,7 +316,7 @@ class DisjointSets:
 
 
 def _sort_equal_codes(codes: Codes, rows: IntArray, gather: Gather) -> None:
-    """Sorts the rows of one code by a fingerprint of their vectors; in place."""
+    """Sort the rows of one code by a fingerprint of their vectors, in place."""
     ordered = codes[rows]
     starts = _starts(ordered)
     shared = np.flatnonzero(~(starts & np.append(starts[1:], True)))
@@ -332,20 +329,20 @@ def _sort_equal_codes(codes: Codes, rows: IntArray, gather: Gather) -> None:
 
 
 def fingerprints(vectors: FloatArray) -> Codes:
-    """A number that equal vectors share and others do not: a sum of the bits with random weights, modulo 2 ** 64."""
+    """Hash each vector: the sum of its bits with random weights, modulo 2 ** 64."""
     bits = (np.ascontiguousarray(vectors, dtype=np.float32) + 0.0).view(np.uint32)  # makes -0 equal to 0
     weights = np.random.RandomState(_SEED).randint(2**64, size=bits.shape[1], dtype=np.uint64) | np.uint64(1)
     return np.asarray((bits * weights).sum(axis=1, dtype=np.uint64))
 
 
 class _Tables:
-    """The entries of a table sorted by some bytes of their codes."""
+    """Sort entries by some bytes of their codes."""
 
     def __init__(self, codes: Tensor, entries: Tensor) -> None:
         self._entries, self._codes = entries, codes[entries]
 
     def by_bytes(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Key and place of each entry that shares its key with another one, sorted by both."""
+        """Return key and place of all entries with a shared key, sorted by both."""
         table = self._entries.to(torch.int64, copy=True)
         for start in range(0, len(table), _PART):
             here = slice(start, start + _PART)
@@ -366,7 +363,7 @@ class _Tables:
 
 
 def _order(codes: Codes, device: torch.device) -> IntArray:
-    """The rows by their codes; those of one code as they come."""
+    """Sort the rows by their codes, stably."""
     if device.type == "cpu":
         return np.argsort(codes, kind="stable")
     signed = torch.from_numpy((codes ^ np.uint64(1 << 63)).view(np.int64)).to(device)
@@ -374,13 +371,8 @@ def _order(codes: Codes, device: torch.device) -> IntArray:
     return order
 
 
-def _number(size: int) -> type[np.signedinteger[Any]]:
-    """Numbers for so many rows, as small as they may be: there are several for each of millions."""
-    return np.int32 if size < 2**31 else np.int64
-
-
 def groups_of(sets: DisjointSets, rows: IntArray) -> Groups:
-    """The sets of at least two places, as groups of their rows."""
+    """Return the sets of at least two places as groups of their rows."""
     top = sets.find(np.arange(len(rows), dtype=rows.dtype))
     size = np.bincount(top, minlength=1).astype(rows.dtype)[top]
     members = np.flatnonzero(size > 1)
@@ -394,7 +386,7 @@ def groups_of(sets: DisjointSets, rows: IntArray) -> Groups:
 
 
 def _units(vectors: FloatArray, mean: FloatArray | None) -> npt.NDArray[np.float32]:
-    """Centred vectors of length one; a vector equal to the mean stays zero."""
+    """Centre vectors and scale them to length one; a vector equal to the mean stays zero."""
     with np.errstate(invalid="ignore", over="ignore"):
         centred = np.array(vectors, dtype=np.float32, order="C")
         if mean is not None:
@@ -405,7 +397,7 @@ def _units(vectors: FloatArray, mean: FloatArray | None) -> npt.NDArray[np.float
 
 
 def _count_bits(numbers: Tensor) -> Tensor:
-    """How many bits of each number are set: sums of pairs of bits, of fours, of bytes, then of all bytes."""
+    """Count the bits of each number: sums of pairs of bits, of fours, of bytes, then of all bytes."""
     counts = numbers - (numbers >> 1).bitwise_and_(0x5555555555555555)
     counts = (counts >> 2).bitwise_and_(0x3333333333333333) + counts.bitwise_and_(0x3333333333333333)
     counts += counts >> 4
@@ -413,7 +405,7 @@ def _count_bits(numbers: Tensor) -> Tensor:
 
 
 def _starts(values: npt.NDArray[np.generic]) -> Mask:
-    """Where a value differs from the one before it."""
+    """Mark values different from the one before."""
     starts = np.ones(len(values), dtype=np.bool_)
     starts[1:] = values[1:] != values[:-1]
     return starts

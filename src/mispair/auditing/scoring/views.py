@@ -1,9 +1,9 @@
-"""Several views of a side: vectors of the same items by several encoders, joined to one vector an item.
+"""Join several views of a side: vectors of the same items by several encoders.
 
-The vectors of each view are of unit length, in columns of their own. Where an item has no vector in a view, a ridge
-regression on its other views fills the gap. `view_scales` then learns how much each view is worth: it starts with the
-pair of views that separates pairs best from shuffled ones in folds that were not learned from, and adds a view, or
-gives it another weight, only where that separates them better. A view that adds nothing is left out.
+Each view has columns of its own, with vectors of unit length. A ridge regression on the other views of an item fills
+missing vectors. `view_weights` then learns a weight for each view. It starts with the two views that best separate
+pairs from shuffled pairs in held-out folds. It adds a view, or changes a weight, only if that separates them better,
+and leaves out views that add nothing.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ from mispair.pairs.pairs import IntArray
 from mispair.pairs.shards import Matrix, Side, ViewRows, unit, views_of
 from mispair.pairs.source import Source
 
-SAMPLE = 4096  # rows that say how views are scaled and filled, and that weights are learned from
-LEAST = 50  # rows with vectors in two views, to fill the gaps of one by the other
-RIDGE = 1.0  # times the mean spread of a view that fills another one
-WEIGHTS = (0.5, 1.0, 0.25)  # of a view beside the best ones; all views are tried by the first
-BETTER = 1.02  # times the distance of matched and of shuffled pairs, which a view must give
+SAMPLE = 4096  # rows to learn scales, regressions and weights from
+LEAST = 50  # rows with vectors in both views, to fill the gaps of one by the other
+RIDGE = 1.0  # times the mean spread of the filling view
+WEIGHTS = (0.5, 1.0, 0.25)  # of a view beside the best ones; each view is tried with the first
+BETTER = 1.02  # times the distance between matched and shuffled pairs, to add a view
 REGULARISATIONS = (1.0, 3.0, 10.0)
 SET_OUT = [tuple(number for number in range(FOLDS) if number % SETS == left_out) for left_out in range(SETS)]
 
-Units = tuple[Matrix, npt.NDArray[np.bool_]]  # vectors of unit length (n, D), and which there are (n,)
+Units = tuple[Matrix, npt.NDArray[np.bool_]]  # vectors of unit length (n, D), and whether each exists (n,)
 
 
 @dataclass(frozen=True)
 class ViewJoin:
-    """Joins views to one vector an item.
+    """Join views to one vector an item.
 
     Attributes:
         means: (D_v,) mean unit vector of each view.
-        scales: What the unit vectors of each view are multiplied by, so that all views vary as much.
+        scales: Factors of the unit vectors, so all views vary equally.
         starts: First column of each view.
         width: Number of columns.
-        fills: (D_u, D_v) regression of view v on view u; those of the best u come first.
+        fills: (D_u, D_v) regression of view v on view u.
     """
 
     means: tuple[Matrix, ...]
@@ -67,7 +67,7 @@ class ViewJoin:
     fills: Mapping[tuple[int, int], FloatArray]
 
     def __call__(self, parts: Sequence[Matrix]) -> Matrix:
-        """(n, W) from the rows of each view (n, D_v); zero where no view has a vector."""
+        """Join rows of each view (n, D_v) to (n, W); zero if no view has a vector."""
         found = np.zeros((len(parts[0]), self.width), dtype=np.float32)
         units, there = zip(*map(unit, parts), strict=True)
         for number, (mean, scale, start) in enumerate(zip(self.means, self.scales, self.starts, strict=True)):
@@ -81,14 +81,14 @@ class ViewJoin:
         return found
 
     def state(self) -> dict[str, npt.NDArray[Any]]:
-        """Everything, as named arrays."""
+        """Return everything as named arrays."""
         named: dict[str, npt.NDArray[Any]] = {f"mean.{number}": mean for number, mean in enumerate(self.means)}
         named |= {f"fill.{one}.{other}": fill for (one, other), fill in self.fills.items()}
         return named | {"scales": np.array(self.scales), "starts": np.array(self.starts), "width": np.array(self.width)}
 
     @classmethod
     def of(cls, state: Mapping[str, npt.NDArray[Any]]) -> ViewJoin:
-        """Back from `state`."""
+        """Restore from `state`."""
         starts = state["starts"].tolist()
         split = {name: name.split(".") for name in state if name.startswith("fill.")}
         fills = {(int(one), int(other)): state[name] for name, (_, one, other) in split.items()}
@@ -102,9 +102,9 @@ class ViewJoin:
 
 
 def joined(source: Source, *, joint: bool = False) -> Source:
-    """The same pairs with one vector an item; as they are if each side has one view.
+    """Join the views of each side; a source with one view a side stays as it is.
 
-    Views that share a space get the same columns on both sides, so that the cosine of a pair is theirs.
+    Views with a common space get the same columns on both sides.
 
     Args:
         source: The pairs.
@@ -129,24 +129,19 @@ def joined(source: Source, *, joint: bool = False) -> Source:
 
 
 def joins_of(source: Source) -> tuple[ViewJoin, ViewJoin] | None:
-    """How the views of both sides were joined; None where they were not."""
+    """Return the joins of both sides; None if they are not joined."""
     left, right = ([getattr(shard, "join", None) for shard in side.shards] for side in (source.left, source.right))
     return (left[0], right[0]) if isinstance(left[0], ViewJoin) and isinstance(right[0], ViewJoin) else None
 
 
 def with_joins(source: Source, joins: tuple[ViewJoin, ViewJoin], *, joint: bool = False) -> Source:
-    """The same pairs with joined views.
-
-    Raises:
-        ShapeError: There are other views than those that were joined.
-    """
+    """Join the views by known joins; raise if the views are not those of the joins."""
     sides = []
     for name, side, join in zip(("left", "right"), (source.left, source.right), joins, strict=True):
         widths, expected = [view.width for view in views_of(side)], [len(mean) for mean in join.means]
         if widths != expected:
-            raise ShapeError(
-                f"{name} views of the widths {widths}", where=source.name, expected=f"{expected}, as in `fit`"
-            )
+            what = f"{name} views of the widths {widths}"
+            raise ShapeError(what, where=source.name, expected=f"{expected}, as in `fit`")
         sides.append(Side.of([ViewRows(views_of(side), join)]))
     return source.with_vectors(sides[0], sides[1], source.known, joint=joint)
 
@@ -161,7 +156,7 @@ def _check_views(views: Sequence[Units], where: str) -> None:
 
 
 def _joint_pairs(found: Sequence[Sequence[Units]], groups: IntArray, *, joint: bool) -> list[tuple[int, int]]:
-    """Numbers of the left and the right views that share a space; each view is in one pair at most."""
+    """Find left and right views with a common space; each view is in one pair at most."""
     pairs: list[tuple[int, int]] = []
     for (i, (x, here)), (j, (y, there)) in product(enumerate(found[0]), enumerate(found[1])):
         if x.shape[1] == y.shape[1] and not any(i == one or j == other for one, other in pairs):
@@ -174,7 +169,7 @@ def _joint_pairs(found: Sequence[Sequence[Units]], groups: IntArray, *, joint: b
 
 
 def _layout(found: Sequence[Sequence[Units]], pairs: Sequence[tuple[int, int]]) -> list[tuple[list[int], int]]:
-    """The first column of each view, and the number of columns, of both sides."""
+    """Assign columns: the first column of each view, and the number of columns, of both sides."""
     starts, end = [[-1] * len(views) for views in found], 0
     for pair in pairs:
         for side, number in enumerate(pair):
@@ -182,12 +177,12 @@ def _layout(found: Sequence[Sequence[Units]], pairs: Sequence[tuple[int, int]]) 
         end += found[0][pair[0]][0].shape[1]
     layout = []
     for views, own in zip(found, starts, strict=True):
-        end *= bool(pairs)  # otherwise no column of one side has to do with one of the other
+        end *= bool(pairs)  # without a common space the columns of the sides are unrelated
         for number, (units, _) in enumerate(views):
             if own[number] < 0:
                 own[number], end = end, end + units.shape[1]
         layout.append((own, end))
-    return [(own, end if pairs else width) for own, width in layout]  # of both sides, where they share a space
+    return [(own, end if pairs else width) for own, width in layout]  # one width in a common space
 
 
 def _join(views: Sequence[Units], starts: Sequence[int], width: int) -> ViewJoin:
@@ -214,14 +209,14 @@ def view_weights(
     fold: npt.NDArray[np.uint8],
     *items: IntArray,
 ) -> ViewWeights:
-    """The weights of views by which matched pairs are farthest from shuffled ones.
+    """Learn the weights of views that separate matched from shuffled pairs best.
 
     Args:
         sides: (n, D) and (n, E) joined views.
-        joins: How they were joined.
-        joint: Whether some share a space.
+        joins: Their joins.
+        joint: Whether some views share a space.
         fold: (n,) fold of each pair.
-        items: (n,) what pairs share, as for `Sample.of`.
+        items: (n,) shared items, as for `Sample.of`.
     """
     rows = sample(np.arange(len(fold)), SAMPLE)
     own = tuple(numbers[rows] for numbers in items)
@@ -232,7 +227,7 @@ def view_weights(
     best = trials.tried(best.weights, trust)
     while (best.weights == 0).any():
         one, other = ([view for view in side if not best.weights @ view] for side in (lefts, rights))
-        # A view may be related to nothing but one of the other side, so both are tried together, too.
+        # Some views relate only to a view of the other side, so pairs of views are tried, too.
         added = [*one, *other, *(a + b for a, b in product(one, other))]
         new = _best([best.weights + WEIGHTS[0] * views for views in added], best, trials, trust)
         first = new.weights - best.weights
@@ -244,13 +239,13 @@ def view_weights(
 
 
 def _best(several: Sequence[FloatArray], than: _Tried, trials: _Trials, trust: FloatArray) -> _Tried:
-    """The weights by which pairs are farthest from shuffled ones."""
+    """Try several weights and return the best ones."""
     return max((trials.tried(weights, trust) for weights in several), key=lambda tried: tried.gain(than))
 
 
 @dataclass(frozen=True)
 class _Tried:
-    """Weights of views, and how pairs and shuffled pairs score by them."""
+    """Weights of views, and the scores of pairs and shuffled pairs."""
 
     weights: FloatArray  # of the left views, then of the right ones
     last: FitRound
@@ -260,14 +255,14 @@ class _Tried:
         return separation(self.last.observed, self.last.null)
 
     def gain(self, other: _Tried) -> float:
-        """How many times as far matched pairs are from shuffled ones as by other weights."""
+        """Divide the distance of matched from shuffled pairs by that of other weights."""
         likely = (self.last.trust() + other.last.trust()) / 2
         return self.last.distance(likely) / max(other.last.distance(likely), 1e-12)
 
 
 @dataclass(frozen=True)
 class _Trials:
-    """Fits spaces with weighted views, and scores pairs in the folds that were left out."""
+    """Fit spaces with weighted views, and score the pairs of held-out folds."""
 
     sides: tuple[Tensor, Tensor]
     joins: tuple[ViewJoin, ViewJoin]
@@ -276,7 +271,7 @@ class _Trials:
     items: tuple[IntArray, ...]
 
     def weights(self, weights: FloatArray) -> ViewWeights:
-        """Those of the columns."""
+        """Spread weights of views over their columns."""
         each = np.split(weights, [len(self.joins[0].starts)])
         left, right = (torch.zeros(side.shape[1]).to(side) for side in self.sides)
         for columns, join, own in zip((left, right), self.joins, each, strict=True):
@@ -285,13 +280,13 @@ class _Trials:
         return ViewWeights((left, right), self.joint and bool((left * right).any()))
 
     def tried(self, weights: FloatArray, trust: FloatArray | None = None) -> _Tried:
-        """With the regularisation that separates best; all pairs are trusted by default."""
+        """Try weights with the best regularisation; all pairs are trusted by default."""
         rounds = self._rounds(weights, trust, REGULARISATIONS)
         likely = np.mean([one.trust() for one in rounds], axis=0)
         return _Tried(weights, max(rounds, key=lambda one: one.distance(likely)))
 
     def trust(self, weights: FloatArray) -> FloatArray:
-        """(n,) probability that each pair matches."""
+        """Return the match probability of each pair (n,)."""
         return self._rounds(weights, None, [FIRST])[0].trust()
 
     def _rounds(

@@ -73,12 +73,12 @@ __all__ = ["ConfigError", "DataError", "MispairError", "TrainingError", "errors"
 
 
 def __dir__() -> list[str]:
-    """The public names: what `mispair.<TAB>` completes."""
+    """List the public names, for `mispair.<TAB>`."""
     return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports on first use, so that `mispair --help` does not wait for torch."""
+    """Import on first use, so `mispair --help` does not wait for torch."""
     if name not in _HOME:
         raise AttributeError(f"module 'mispair' has no attribute {name!r}")
     return getattr(importlib.import_module(f"mispair.{_HOME[name]}"), name)

@@ -150,12 +150,12 @@ def find_near_duplicates(
     everything = np.arange(len(rows), dtype=rows.dtype)
     search.join_neighbours(torch.from_numpy(run).to(device), torch.from_numpy(everything).to(device), len(rows))
     long = (np.bincount(run, minlength=1) > _WINDOW)[run]
-    entries = everything[~long | (search.sets.find(everything) == everything)]
+    entries = torch.from_numpy(everything[~long | (search.sets.find(everything) == everything)]).to(device)
     del run, long, everything, ordered
-    tables = _Tables(there, torch.from_numpy(entries).to(device))
+    there = there[entries]
     for chosen in combinations(range(BYTES), SHARED):
         sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
-        search.join_neighbours(*tables.by_bytes(chosen), len(entries), sooner)
+        search.join_neighbours(*_sorted_by_bytes(entries, there, chosen), len(entries), sooner)
     return groups_of(search.sets, rows)
 
 
@@ -335,31 +335,25 @@ def fingerprints(vectors: FloatArray) -> Codes:
     return np.asarray((bits * weights).sum(axis=1, dtype=np.uint64))
 
 
-class _Tables:
-    """Sort entries by some bytes of their codes."""
-
-    def __init__(self, codes: Tensor, entries: Tensor) -> None:
-        self._entries, self._codes = entries, codes[entries]
-
-    def by_bytes(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return key and place of all entries with a shared key, sorted by both."""
-        table = self._entries.to(torch.int64, copy=True)
-        for start in range(0, len(table), _PART):
-            here = slice(start, start + _PART)
-            for number, byte in enumerate(chosen):
-                table[here] |= ((self._codes[here] >> 8 * byte) & 0xFF) << (_PLACE + 8 * number)
-        # One number an entry sorts several times faster than an argsort, and on a CPU numpy faster than torch.
-        if table.is_cuda:
-            table = table.sort().values
-        else:
-            table.numpy().sort()
-        shared = torch.zeros(len(table) + 1, dtype=torch.bool, device=table.device)
-        for start in range(0, len(table) - 1, _PART):
-            stop = min(start + _PART, len(table) - 1)
-            shared[start + 1 : stop + 1] = (table[start:stop] ^ table[start + 1 : stop + 1]) < 2**_PLACE
-        members = table[shared[:-1] | shared[1:]]
-        key, places = members >> _PLACE, members & (2**_PLACE - 1)
-        return key.to(torch.int32), places.to(self._entries.dtype)
+def _sorted_by_bytes(entries: Tensor, codes: Tensor, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return key and place of all entries with a shared key, sorted by both; the key is some bytes of the code."""
+    table = entries.to(torch.int64, copy=True)
+    for start in range(0, len(table), _PART):
+        here = slice(start, start + _PART)
+        for number, byte in enumerate(chosen):
+            table[here] |= ((codes[here] >> 8 * byte) & 0xFF) << (_PLACE + 8 * number)
+    # One number an entry sorts several times faster than an argsort, and on a CPU numpy faster than torch.
+    if table.is_cuda:
+        table = table.sort().values
+    else:
+        table.numpy().sort()
+    shared = torch.zeros(len(table) + 1, dtype=torch.bool, device=table.device)
+    for start in range(0, len(table) - 1, _PART):
+        stop = min(start + _PART, len(table) - 1)
+        shared[start + 1 : stop + 1] = (table[start:stop] ^ table[start + 1 : stop + 1]) < 2**_PLACE
+    members = table[shared[:-1] | shared[1:]]
+    key, places = members >> _PLACE, members & (2**_PLACE - 1)
+    return key.to(torch.int32), places.to(entries.dtype)
 
 
 def _order(codes: Codes, device: torch.device) -> IntArray:

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mispair.auditing.scoring.calibration import separation
 from mispair.auditing.scoring.folds import fold_numbers, shuffled
 from mispair.auditing.scoring.joint import share_a_space
-from mispair.auditing.scoring.judge import separation
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import IntArray

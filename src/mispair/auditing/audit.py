@@ -259,8 +259,8 @@ def audit_source(
         lefts, rights = (source.find(list(ids)) for ids in settings.partnered)
         new_rights, new_lefts = (
             find_partners(
-                scaled, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups,
-                first=items.first, partnered=rights if keep_left else lefts, excluded=wordless(seen) & keep_left,
+                scaled, judge, suggested, match, items, keep_left=keep_left, device=device,
+                partnered=rights if keep_left else lefts, excluded=wordless(seen) & keep_left,
             )
             for keep_left in (True, False)
         )  # fmt: skip

@@ -146,11 +146,11 @@ class Auditor:
                 expected="{} and {}, as in `fit`".format(*fitted),
             )  # fmt: skip
         sides = [side.times(factor) for side, factor in zip((source.left, source.right), self.factors, strict=True)]
-        device, every = judge.transforms[0].mean.device, np.arange(SCORED)
+        device = judge.transforms[0].mean.device
         found = np.full((len(source), 1 + len(judge.names)), np.nan, dtype=np.float32)
 
         def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
-            measures = judge.measure_items(rows[0], rows[1], every, every, rows[2])
+            measures = judge.measure(rows[0], rows[1], np.full(SCORED, rows[2], dtype=np.uint8))
             match: FloatArray | Scores = new_match_scores(judge, judge.combination.sums(measures))
             if self.recalibration is not None:
                 sides = zip(judge.transforms, rows[:2], strict=True)

@@ -418,8 +418,8 @@ class Findings:
         found = np.array([REASONS[name] for name in self.judge.names], dtype=object)[against.argmax(axis=1)]
         if similar.siblings is not None:
             found[-similar.siblings.penalty[rows] > against.max(axis=1)] = SIBLINGS
-        if similar.exchanges is not None:
-            found[similar.exchanges.chance[rows] > match] = EXCHANGED
+        if similar.exchanged is not None:
+            found[similar.exchanged[rows] > match] = EXCHANGED
         seen = self.seen[rows]
         for bit, kind in reversed(list(enumerate(KINDS))):  # of several the first counts
             found[seen >> bit & 1 == 1] = f"its {kind}"
@@ -476,8 +476,8 @@ class Findings:
         if self.similar.siblings is not None:
             agreement = self.similar.siblings.agreement[here]
             columns["siblings"] = pyarrow.array(agreement, mask=np.isnan(agreement))
-        if self.similar.exchanges is not None:
-            columns["exchanged"] = pyarrow.array(self.similar.exchanges.chance[here], mask=bad)
+        if self.similar.exchanged is not None:
+            columns["exchanged"] = pyarrow.array(self.similar.exchanged[here], mask=bad)
         return pyarrow.table(columns)
 
     @cached_property
@@ -511,7 +511,7 @@ class Findings:
 
     def _close_rate(self) -> dict[str, float]:
         """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
-        if self.similar.siblings is None and self.similar.exchanges is None:
+        if self.similar.siblings is None and self.similar.exchanged is None:
             return {}
         alone = self.scores.alone()
         counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from mispair.auditing.scoring.calibration import PIECE
-from mispair.auditing.scoring.exchanges import Exchanges, Trial
+from mispair.auditing.scoring.exchanges import Trial, lowered
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.reasons import Bits, wordless
@@ -34,18 +34,19 @@ class SimilarPairs:
 
     Attributes:
         siblings: How the right items of one left item agree; None where hardly any has several.
-        exchanges: Exchanges among pairs with similar items; None where there are no more than by accident.
+        exchanged: (N,) probability that the partner of each pair was exchanged with that of a similar one; None where
+            there are no more exchanges than by accident.
         trials: Exchanges that were made on purpose.
     """
 
     siblings: Siblings | None = None
-    exchanges: Exchanges | None = None
+    exchanged: npt.NDArray[np.float32] | None = None
     trials: Sequence[Trial] = ()
 
     def lowered(self, score: FloatArray) -> FloatArray:
         """(N,) log odds that each pair matches, from those by itself."""
         score = score if self.siblings is None else score + self.siblings.penalty
-        return score if self.exchanges is None else self.exchanges.lowered(score)
+        return score if self.exchanged is None else lowered(score, self.exchanged)
 
 
 @dataclass(frozen=True)
@@ -111,8 +112,8 @@ class MatchScores:
             here = slice(start, start + PIECE)
             score = self.log_odds[here]
             match[here] = probability(score if penalty is None else score + penalty[here])
-        if similar.exchanges is not None:
-            match *= 1 - similar.exchanges.chance
+        if similar.exchanged is not None:
+            match *= 1 - similar.exchanged
         if self.recalibration is not None:
             match = np.asarray(probability(self.final(similar)), dtype=np.float32)
         match[self.limited] = np.minimum(match[self.limited], self.limits)

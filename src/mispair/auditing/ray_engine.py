@@ -390,8 +390,8 @@ class _Run:
         lent = [np.flatnonzero(np.isin(ids, list(side))) for side in self.job.settings.partnered]
         new_rights, new_lefts = (
             _renumbered(find_partners(
-                source, auditor.judge, places, match, None, keep_left=keep_left, device=device, partnered=own,
-                excluded=empty & keep_left,
+                source, auditor.judge, places, match, SharedItems.apart(len(match)), keep_left=keep_left, device=device,
+                partnered=own, excluded=empty & keep_left,
             ), row)
             for keep_left, own in ((True, lent[1]), (False, lent[0]))
         )  # fmt: skip

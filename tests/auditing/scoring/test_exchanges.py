@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 import pytest
 import torch
@@ -17,9 +19,9 @@ from mispair.auditing.scoring import exchanges
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.exchanges import (
     Couples,
-    Exchanges,
     learn_exchanges,
     lost_by_exchange,
+    lowered,
     nearest,
     nearest_are_lowest,
     similar_pairs,
@@ -128,8 +130,7 @@ def test_about_as_many_exchanges_are_believed_as_were_made(share: float) -> None
     assert 0.65 * share <= chance.mean() <= share + 0.02
     assert (gain > exchanges.CHANCE + exchanges.LEAST_GAINS[0] * n) == (share > 0)
     # The same messages with the same weights stay as they are.
-    again = matchings.copy()
-    again.update(evidence.weights(t, couples.nearness), 1)
+    again = copy(matchings).update(evidence.weights(t, couples.nearness), 1)
     assert again.single == pytest.approx(matchings.single, abs=0.02)
     if share:
         assert chance[~free].mean() > chance[free].mean() + 0.3
@@ -157,7 +158,7 @@ def test_the_slope_is_that_of_a_regression_on_both_signs(seed: int) -> None:
 
 @given(st.floats(-20, 20), st.floats(0, 1))
 def test_the_score_is_that_of_the_product(score: float, chance: float) -> None:
-    found = probability(Exchanges(np.array([chance], dtype="f4")).lowered(np.array([score])))
+    found = probability(lowered(np.array([score]), np.array([chance], dtype="f4")))
     assert found == pytest.approx(probability(np.array([score])) * (1 - np.float32(chance)), abs=1e-6)
 
 
@@ -166,7 +167,7 @@ def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
     pairs = swapped(made_pairs(1200, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.3, side)
     found = mispair.audit(pairs.left, pairs.right)
     alone = found.judge.combination.score(found.scan.measures)
-    assert found.similar.exchanges is not None
+    assert found.similar.exchanged is not None
     assert quality(found.score, pairs.mismatched) > quality(alone, pairs.mismatched) + 0.02
     assert "exchanged" in found.table.column_names
     assert EXCHANGED in found.table.column("reason").to_pylist()
@@ -179,7 +180,7 @@ def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
 def test_pairs_without_exchanges_are_left_alone(share: float) -> None:
     pairs = made_pairs(1200, share, seed=1)
     found = mispair.audit(pairs.left, pairs.right)
-    assert found.similar.exchanges is None
+    assert found.similar.exchanged is None
     assert found.summary.close_rate is None
     assert "exchanged" not in found.table.column_names
 

@@ -15,18 +15,16 @@ from scipy.stats import spearmanr
 
 from made_pairs import MadePairs, learned, made_pairs, quality, scores
 from mispair.auditing.scoring import judge as judging
-from mispair.auditing.scoring.calibration import noise_rate
+from mispair.auditing.scoring.calibration import noise_rate, separation
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, shuffled
 from mispair.auditing.scoring.judge import (
-    CLOSE_BY,
     Judge,
     SideTransform,
-    by_fold,
     learn,
     look_alikes,
+    measure_by_fold,
     neighbours_partners,
-    separation,
 )
 from mispair.auditing.scoring.measures import Bank
 from mispair.errors import DataError
@@ -283,8 +281,7 @@ def test_copies_are_not_flagged_for_being_copies(grouped: bool) -> None:
 def test_groups_may_be_larger_than_a_neighbourhood() -> None:
     pairs = made_pairs(300, 0.3, per_left=12)
     assert (
-        neighbours_partners(pairs.tensors[0], pairs.fold, np.ones(len(pairs.fold), dtype=bool), CLOSE_BY, pairs.groups)
-        == -1
+        neighbours_partners(pairs.tensors[0], pairs.fold, np.ones(len(pairs.fold), dtype=bool), pairs.groups) == -1
     ).all()
     assert quality(match(pairs), pairs.mismatched) > 0.85
 
@@ -299,7 +296,7 @@ def test_too_few_groups_are_a_mistake_in_words(groups: np.ndarray) -> None:
 def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group() -> None:
     pairs = made_pairs(300, per_left=3)
     x = torch.nn.functional.normalize(pairs.tensors[0], dim=1)
-    partner = neighbours_partners(x, pairs.fold, np.ones(len(x), dtype=bool), CLOSE_BY, pairs.groups)
+    partner = neighbours_partners(x, pairs.fold, np.ones(len(x), dtype=bool), pairs.groups)
     lent = np.flatnonzero(partner >= 0)
     assert len(lent) > 100
     assert (pairs.fold[partner[lent]] == pairs.fold[lent]).all()
@@ -313,7 +310,7 @@ def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group(
 
 def test_a_row_alone_in_its_fold_borrows_from_nobody() -> None:
     fold = np.array([0, 1, 1], dtype=np.uint8)
-    assert neighbours_partners(torch.eye(3), fold, np.ones(3, dtype=bool), CLOSE_BY, np.arange(3)).tolist() == [
+    assert neighbours_partners(torch.eye(3), fold, np.ones(3, dtype=bool), np.arange(3)).tolist() == [
         -1,
         2,
         1,
@@ -321,17 +318,19 @@ def test_a_row_alone_in_its_fold_borrows_from_nobody() -> None:
 
 
 def test_each_pair_is_measured_by_its_own_fold(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judging, "AT_ONCE", 4)
-    x = torch.arange(50.0)[:, None]
-    fold = fold_numbers(np.arange(50))
+    def own(
+        space: CommonSpace, _: Bank, left: torch.Tensor, right: torch.Tensor, *which: torch.Tensor, **options: bool
+    ) -> torch.Tensor:
+        assert options == {"joint": False}
+        return torch.column_stack([left[which[0]], right[which[1]], space.left.expand(len(which[0]))])
+
+    monkeypatch.setattr(judging, "measure", own)
+    x, rows = torch.arange(50.0)[:, None], np.arange(50)
+    fold, rights = fold_numbers(rows), np.random.default_rng(0).integers(0, 50, 50)
     spaces = [CommonSpace(torch.tensor(float(number)), torch.empty(0), torch.empty(0)) for number in range(FOLDS)]
     banks = [Bank(*[torch.empty(0)] * 4)] * FOLDS
-
-    def own(space: CommonSpace, _: Bank, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        return torch.column_stack([left, right, space.left.expand(len(left))])
-
-    found = by_fold(spaces, banks, x, 2 * x, fold, own)
-    assert found.tolist() == np.column_stack([np.arange(50), 2 * np.arange(50), fold]).tolist()
+    found = measure_by_fold(spaces, banks, x, 2 * x, rows, rights, fold, joint=False, size=4)
+    assert found.tolist() == np.column_stack([rows, 2 * rights, fold]).tolist()
 
 
 # ---------------------------------------------------------------------- checked pairs
@@ -372,7 +371,7 @@ def test_network_scores_are_a_measure_and_never_computed_for_no_pairs() -> None:
 def test_look_alikes_are_as_right_as_their_partner_is_like_the_own_one() -> None:
     pairs = made_pairs(300, per_left=3)
     x, y = (torch.nn.functional.normalize(side, dim=1) for side in pairs.tensors)
-    lefts, rights, alike = look_alikes(judging.Sample.of(x, y, pairs.fold, pairs.groups), CLOSE_BY, pairs.groups)
+    lefts, rights, alike = look_alikes(judging.Sample.of(x, y, pairs.fold, pairs.groups), pairs.groups)
     assert len(lefts) > 100
     assert (pairs.fold[lefts] == pairs.fold[rights]).all()
     assert (pairs.groups[lefts] != pairs.groups[rights]).all()

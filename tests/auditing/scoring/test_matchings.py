@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.auditing.scoring.matchings import Matchings
+from mispair.auditing.scoring.exchanges import Matchings
 
 
 def every_matching(first: list[int], second: list[int], weight: np.ndarray) -> dict[tuple[int, ...], float]:

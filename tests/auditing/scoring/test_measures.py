@@ -45,13 +45,20 @@ def a_space(width: tuple[int, int] = (7, 5)) -> CommonSpace:
     return CommonSpace(left, right, CORRELATIONS)
 
 
+def each_pair(
+    space: CommonSpace, bank: Bank, left: torch.Tensor, right: torch.Tensor, joint: bool = False
+) -> torch.Tensor:
+    rows = torch.arange(len(left))
+    return measure(space, bank, left, right, rows, rows, joint=joint)
+
+
 def measured(bank_size: int, joint: bool = False) -> tuple[CommonSpace, Bank, FloatArray, FloatArray, FloatArray]:
     """A space, a bank, pairs, and their measures."""
     width = (5, 5) if joint else (7, 5)
     space = a_space(width)
     bank = make_bank(space, vectors(bank_size, width[0], 2), vectors(bank_size, width[1], 3))
     left, right = vectors(20, width[0], 4), vectors(20, width[1], 5)
-    return space, bank, left.numpy(), right.numpy(), measure(space, bank, left, right, joint=joint).numpy()
+    return space, bank, left.numpy(), right.numpy(), each_pair(space, bank, left, right, joint=joint).numpy()
 
 
 def cosine(a: FloatArray, b: FloatArray) -> float:
@@ -168,13 +175,13 @@ def test_the_best_rivals_are_as_many_as_the_bank_gives() -> None:
 def test_measures_are_one_pair_at_a_time() -> None:
     space, bank, left, right, found = measured(40)
     rows = slice(3, 9)
-    part = measure(space, bank, torch.from_numpy(left[rows]), torch.from_numpy(right[rows]))
+    part = each_pair(space, bank, torch.from_numpy(left[rows]), torch.from_numpy(right[rows]))
     assert part.numpy() == pytest.approx(found[rows], abs=1e-5)
 
 
 def test_vectors_of_nothing_give_finite_measures() -> None:
     space, bank, *_ = measured(40)
-    found = measure(space, bank, torch.zeros(2, 7), vectors(2, 5, 6))
+    found = each_pair(space, bank, torch.zeros(2, 7), vectors(2, 5, 6))
     assert torch.isfinite(found).all()
     assert found[:, COLUMN["similarity"]].tolist() == [0.0, 0.0]
     assert found[:, COLUMN["rank"]].tolist() == [0.0, 0.0]
@@ -183,7 +190,7 @@ def test_vectors_of_nothing_give_finite_measures() -> None:
 def test_a_bank_of_equal_pairs_gives_finite_measures() -> None:
     space = a_space()
     bank = make_bank(space, vectors(1, 7, 2).expand(20, 7), vectors(1, 5, 3).expand(20, 5))
-    found = measure(space, bank, vectors(4, 7, 4), vectors(4, 5, 5))
+    found = each_pair(space, bank, vectors(4, 7, 4), vectors(4, 5, 5))
     assert torch.isfinite(found).all()
     assert found[:, COLUMN["rank"]].abs().max() == 0
 
@@ -195,7 +202,7 @@ def test_every_measure_tells_right_pairs_from_wrong_ones() -> None:
     space = CommonSpaceFitter(left, right, fold).fit(torch.from_numpy(np.where(pairs.mismatched, 0.01, 1.0)), 1.0)[0]
     own = np.flatnonzero(fold == 0)
     known = np.flatnonzero((fold != 0) & ~pairs.mismatched)
-    found = measure(space, make_bank(space, left[known], right[known]), left[own], right[own]).numpy()
+    found = each_pair(space, make_bank(space, left[known], right[known]), left[own], right[own]).numpy()
     for name, column in zip(names(joint=False), found.T, strict=True):
         assert quality(column, pairs.mismatched[own]) > 0.9, name
 

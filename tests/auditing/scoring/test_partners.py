@@ -15,6 +15,7 @@ from mispair.auditing.scoring import partners
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import KEPT, Candidates, Lesson, Partners, find_partners
+from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.functional.logistic import probability
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import IntArray
@@ -26,13 +27,19 @@ CPU = torch.device("cpu")
 Scores = npt.NDArray[np.float32]
 
 
+def shared(groups: IntArray) -> SharedItems:
+    """Rows of one group share their left item; their right items differ."""
+    left = np.unique(groups, return_index=True, return_inverse=True)
+    return replace(SharedItems.apart(len(groups)), left=left[1][left[2]], groups=groups)
+
+
 class World:
     """Pairs, the judge that was learned from them, and what it thinks of each."""
 
     def __init__(self, case: Case, groups: IntArray | None = None) -> None:
         self.case, self.groups = case, groups
         self.owners = np.arange(len(case)) if groups is None else groups
-        self.fold = fold_numbers(self.owners)
+        self.items, self.fold = shared(self.owners), fold_numbers(self.owners)
         self.source: Source = from_memory(case.left, case.right, groups=groups)
         sides = torch.from_numpy(case.left), torch.from_numpy(case.right)
         self.judge: Judge = learn(*sides, self.fold, self.owners)
@@ -43,7 +50,7 @@ class World:
 
     def find(self, rows: IntArray, *, keep_left: bool, match: Scores | None = None) -> Partners:
         match = self.match if match is None else match
-        return find_partners(self.source, self.judge, rows, match, self.groups, keep_left=keep_left, device=CPU)
+        return find_partners(self.source, self.judge, rows, match, self.items, keep_left=keep_left, device=CPU)
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +84,16 @@ def test_items_that_have_another_partner_are_left_to_it(world: World, keep_left:
     known, others = wrong[: len(wrong) // 2], wrong[len(wrong) // 2 :]
     found = [
         find_partners(
-            world.source, world.judge, others, world.match, None, keep_left=keep_left, device=CPU, partnered=partnered
+            world.source,
+            world.judge,
+            others,
+            world.match,
+            world.items,
+            keep_left=keep_left,
+            device=CPU,
+            partnered=partnered,
         )
-        for partnered in (None, world.case.holder[known])
+        for partnered in ((), world.case.holder[known])
     ]
     taken = [np.isin(one.rows, world.case.holder[known]).mean() for one in found]
     right = [(one.rows[:, 0] == truth[len(known) :]).mean() for one in found]
@@ -108,6 +122,13 @@ def test_no_more_than_three_others_that_fit_in_falling_order(world: World, group
             assert (np.diff(fits[: len(chosen)]) <= 1e-6).all()
 
 
+def searched(pairs: World, *, keep_left: bool) -> partners.Search:
+    several = np.zeros(len(pairs.match), dtype=bool)
+    return partners.Search(
+        pairs.source, pairs.judge, pairs.match, pairs.items, several, keep_left=keep_left, device=CPU
+    )
+
+
 def best_rivals(pairs: World, row: int, side: int, number: int) -> float:
     """Mean similarity of an item to the ten most similar of the other side, in the space and the bank of a fold."""
     space, bank = pairs.judge.spaces[number], pairs.judge.banks[number]
@@ -121,7 +142,7 @@ def best_rivals(pairs: World, row: int, side: int, number: int) -> float:
 def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bool) -> None:
     pairs, side = World(make_case(60, 0.3, seed=3)), int(keep_left)
     pairs.match[[5, 17]] = np.nan  # could not be read
-    search = partners.Search(pairs.source, pairs.judge, pairs.match, None, None, keep_left=keep_left, device=CPU)
+    search = searched(pairs, keep_left=keep_left)
     for row in (40, 3, 22):
         number = int(pairs.fold[row])
         measured, worth = {}, {}
@@ -135,7 +156,8 @@ def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bo
             measured[other] = contrast, evidence, similarity
             worth[other] = contrast + partners.WORTH * np.log(max(1 - pairs.match[other], partners.LEAST_FREE))
         best = sorted(worth, key=lambda other: -worth[other])[: partners.TRIED]
-        found = search.candidates(search.kept(np.array([row]), number), search.in_space(number))
+        kept = search.compared(np.array([row]), number, 1 - side)
+        found = search.candidates(number, kept, search.in_space(number))
         assert found.rows[0].tolist() == best
         assert (search.pool[found.places] == found.rows).all()
         for other, free, measures in zip(found.rows[0], found.free[0], found.measures[0], strict=True):
@@ -233,8 +255,8 @@ def test_a_copy_of_a_pair_changes_no_suggestions(world: World) -> None:
     groups, match = np.append(np.arange(300), 0), np.append(world.match, world.match[0])
     wrong = np.flatnonzero(world.case.mismatched)
     found = find_partners(
-        from_memory(left, right, groups=groups), world.judge, wrong, match, groups, keep_left=False, device=CPU,
-        first=groups,
+        from_memory(left, right, groups=groups), world.judge, wrong, match, replace(shared(groups), first=groups),
+        keep_left=False, device=CPU,
     )  # fmt: skip
     alone = world.find(wrong, keep_left=False)
     assert (found.rows[:, 0] == alone.rows[:, 0]).mean() > 0.9
@@ -251,9 +273,10 @@ def test_items_with_several_partners_and_copies_are_those_of_a_loop(rows: list[t
         if not np.isnan(value):
             partners_of.setdefault(left, set()).update({place} & {first[place]})
             highest[left] = max(value, highest.get(left, 0))
-    several = partners._with_several_partners(groups, first, ~np.isnan(match))
+    items = replace(shared(groups), first=first)
+    several = partners._with_several_partners(items, ~np.isnan(match))
     assert several.tolist() == [len(partners_of.get(left, ())) > 1 for left in groups]
-    found = partners._of_whole_items(match, groups, several)
+    found = partners._of_whole_items(match, items.left, several)
     expected = [
         value if np.isnan(value) or several[place] else highest[groups[place]] for place, value in enumerate(match)
     ]
@@ -280,7 +303,7 @@ def test_the_order_of_the_rows_does_not_matter(world: World, monkeypatch: pytest
 
 def test_right_pairs_of_all_rows_lend_their_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "POOL", len(world.flagged) + 40)
-    search = partners.Search(world.source, world.judge, world.match, None, None, keep_left=True, device=CPU)
+    search = searched(world, keep_left=True)
     lenders = search.pool[world.match[search.pool] >= 0.5]
     assert len(lenders) == 40
     assert lenders.max() > 200
@@ -299,5 +322,5 @@ def test_networks_are_asked_by_the_size_of_the_data(
 
     monkeypatch.setattr(partners, "NETWORK_HIDDEN", 20)
     source, few = replace(world.source, network_score=score), world.flagged[:5]
-    find_partners(source, world.judge, few, world.match, None, keep_left=keep_left, device=CPU)
+    find_partners(source, world.judge, few, world.match, world.items, keep_left=keep_left, device=CPU)
     assert sum(asked) == 20 * (partners.TRIED + partners.STRANGERS + 1) + 5 * partners.TRIED

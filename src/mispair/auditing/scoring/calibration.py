@@ -94,11 +94,17 @@ def noise_interval(
     return max(0.0, min(low, rate)), min(1.0, max(high, rate))
 
 
-def separated(observed: FloatArray, shuffled: FloatArray) -> bool:
-    """Whether observed scores are higher than shuffled ones, by Mann and Whitney's test at 2.5 %."""
+def separation(observed: npt.NDArray[np.floating], shuffled: npt.NDArray[np.floating]) -> float:
+    """AUROC of observed against shuffled scores; 0.5 is chance, and noise lowers it."""
+    both = np.concatenate([observed, shuffled])
+    found = auroc(both, np.arange(len(both)) < len(observed))
+    return 0.5 if found is None else found
+
+
+def separated(observed: FloatArray, shuffled: FloatArray, errors: float = 1.96) -> bool:
+    """Whether observed scores are higher than shuffled ones, by Mann and Whitney's test: at 2.5 % by default."""
     n, m = len(observed), len(shuffled)
-    chance = auroc(np.concatenate([observed, shuffled]), np.arange(n + m) < n) or 0.5
-    return chance > 0.5 + 1.96 * math.sqrt((n + m + 1) / (12 * n * m))
+    return separation(observed, shuffled) > 0.5 + errors * math.sqrt((n + m + 1) / (12 * n * m))
 
 
 def _limit(observed: FloatArray, shuffled: FloatArray, quantile: float, *, upper: bool) -> float:

@@ -25,9 +25,10 @@ all others (trials).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,6 @@ from torch.nn.functional import normalize
 from mispair.auditing.scoring.common_space import CommonSpace, moments
 from mispair.auditing.scoring.folds import fits_without, fold_numbers
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.matchings import Matchings
 from mispair.auditing.scoring.measures import largest
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each, parallel_map
@@ -77,26 +77,13 @@ ROUNDS, PASSES = 10, 8  # of expectation maximisation, and of belief propagation
 RIDGE = 1e-3  # L2 penalty on the slope
 FIRST_ODDS = 0.03  # of an exchange, before any is estimated
 FAR = 25.0  # largest log odds of a couple
+DAMPING = 0.5  # share of the last messages that is kept, so that they settle in graphs with circles
+UNCHANGED = 1e-9  # change of the messages below which they stay as they are
 
 
-@dataclass(frozen=True)
-class Exchanges:
-    """Which pairs seem to be exchanged with a similar one.
-
-    Attributes:
-        chance: (N,) probability that the partner of each pair was exchanged with that of a similar one.
-    """
-
-    chance: npt.NDArray[np.float32]
-
-    def lowered(self, score: FloatArray) -> FloatArray:
-        """(N,) log odds that each pair matches and is not exchanged, from log odds that it matches by itself."""
-        return lowered(score, self.chance.astype(np.float64))
-
-
-def lowered(score: FloatArray, chance: FloatArray) -> FloatArray:
+def lowered(score: FloatArray, chance: npt.NDArray[np.floating]) -> FloatArray:
     """Log odds of P = p (1 - q), with p / (1 - p) = e^score and q the chance of an exchange."""
-    q = np.clip(chance, 0, 1 - 1e-9)
+    q = np.clip(chance.astype(np.float64), 0, 1 - 1e-9)
     with np.errstate(divide="ignore"):
         return np.asarray(score + np.log1p(-q) - np.logaddexp(0, np.log(q) + score))
 
@@ -138,6 +125,44 @@ class Couples:
         return Couples(self.first[places], self.second[places], self.nearness[places])
 
 
+class Matchings:
+    """Belief propagation over the matchings of a graph; exact if the graph is a tree.
+
+    A node has at most one edge, and an edge multiplies the probability of a matching by its weight. A message to an
+    edge is the probability that its node has no other edge.
+
+    Attributes:
+        single: (n,) probability that each node has no edge.
+        chosen: (e,) probability of each edge.
+        log_partition: Bethe's approximation of the logarithm of the sum over all matchings.
+    """
+
+    def __init__(self, first: IntArray, second: IntArray, nodes: int) -> None:
+        self._ends, self._nodes = (first, second), nodes
+        self._free = [np.ones(len(first)), np.ones(len(first))]
+        self.single, self.chosen, self.log_partition = np.ones(nodes), np.zeros(len(first)), 0.0
+
+    def update(self, weight: FloatArray, passes: int) -> Self:
+        """Pass messages, from where they were, with these weights (e,)."""
+        for _ in range(passes):
+            parts, total = self._sums(weight)
+            new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in zip(self._ends, parts, strict=True)]
+            last = self._free
+            self._free = [DAMPING * old + (1 - DAMPING) * now for old, now in zip(last, new, strict=True)]
+            if np.allclose(last, self._free, rtol=0, atol=UNCHANGED):
+                break
+        total, both = self._sums(weight)[1], weight * self._free[0] * self._free[1]
+        self.single, self.chosen = 1 / (1 + total), both / (1 + both)
+        self.log_partition = float(np.log1p(total).sum() - np.log1p(both).sum())
+        return self
+
+    def _sums(self, weight: FloatArray) -> tuple[list[FloatArray], FloatArray]:
+        """What each edge adds to the odds that either end has one, and their sum for each node."""
+        parts = [weight * self._free[1], weight * self._free[0]]
+        left, right = (np.bincount(end, part, self._nodes) for end, part in zip(self._ends, parts, strict=True))
+        return parts, np.asarray(left + right, dtype=np.float64)
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What t says about an exchange.
@@ -152,12 +177,8 @@ class Evidence:
 
     def weights(self, t: FloatArray, nearness: IntArray) -> FloatArray:
         """(c,) odds that each couple is exchanged, apart from other couples."""
-        return np.asarray(self.odds[nearness] * likelihood_ratio(t, self.slopes[nearness]))
-
-
-def likelihood_ratio(t: FloatArray, slopes: FloatArray) -> FloatArray:
-    """(c,) how much more likely each t is after an exchange than without."""
-    return np.exp(np.clip(-slopes * np.tanh(t / SCALE), -FAR, FAR))
+        log_ratio = -self.slopes[nearness] * np.tanh(t / SCALE)
+        return np.asarray(self.odds[nearness] * np.exp(np.clip(log_ratio, -FAR, FAR)))
 
 
 @dataclass(frozen=True)
@@ -185,19 +206,21 @@ class Graph:
 
 def search_exchanges(
     source: Source, items: SharedItems, judge: Judge, match: npt.NDArray[np.floating], device: torch.device
-) -> tuple[Exchanges | None, list[Trial]]:
+) -> tuple[npt.NDArray[np.float32] | None, list[Trial]]:
     """Search exchanges among pairs that match by themselves, and try which ones would be found.
+
+    Copies of a pair get what its first row gets. Too few or too many pairs are not searched.
 
     Args:
         source: The pairs.
-        items: Which rows share items; copies of a pair get what its first row gets.
+        items: Which rows share items.
         judge: What was learned.
         match: (N,) match score of each pair by itself; NaN for rows that cannot be read.
         device: Where to compute.
 
     Returns:
-        The exchanges, or None if there are not clearly more than encoders confuse; and the trials. Neither if there are
-        too few or too many pairs.
+        (N,) probability that the partner of each pair was exchanged, or None if there are not clearly more exchanges
+        than encoders confuse; and the trials.
     """
     rows = np.flatnonzero((np.nan_to_num(match) >= MATCH_THRESHOLD) & items.is_first & (items.partners == 0))
     # A copy of a caption at another photo was not exchanged: that photo has one as well.
@@ -208,10 +231,8 @@ def search_exchanges(
     raw = source.tensors(rows, device)
     x, y = (transform(side) for transform, side in zip(judge.transforms, raw, strict=True))
     groups, fold = items.groups[rows], fold_numbers(items.groups[rows])
-    alike = [
-        similar_pairs(vectors, owners, groups)
-        for vectors, owners in ((x, items.left[rows]), (y, items.right[rows]), (torch.cat([x, y], dim=1), rows))
-    ]
+    sides = (x, items.left[rows]), (y, items.right[rows]), (torch.cat([x, y], dim=1), rows)
+    alike = [similar_pairs(vectors, owners, groups) for vectors, owners in sides]
     similar = [couples for couples in alike if couples is not None]
     if len(similar) < len(alike):
         return None, []
@@ -221,19 +242,14 @@ def search_exchanges(
     best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
-    trials = Trials(judge, raw, (x, y), fold, used)
-
-    def tried(graph: Graph) -> list[Trial]:
-        each = trials.of(graph)
-        return [Trial(graph.by, kind, rows[couples], trials.sums(couples), chance) for kind, couples, chance in each]
-
+    trials = Trials(judge, raw, (x, y), rows, fold, used)
     # The networks of a run cannot be asked about new pairs.
-    made = [] if judge.networks else list(chain.from_iterable(parallel_map(tried, graphs)))
+    made = [] if judge.networks else list(chain.from_iterable(parallel_map(trials.of, graphs)))
     if not used:
         return None, made
     chance = np.zeros(len(match), dtype=np.float32)
     chance[rows] = 1 - np.prod([graph.matchings.single for graph in used], axis=0)
-    return Exchanges(np.where(items.partners == 0, chance[items.first], 0)), made
+    return np.where(items.partners == 0, chance[items.first], 0), made
 
 
 def lost_and_remembered(
@@ -279,21 +295,20 @@ class Trials:
     judge: Judge
     raw: tuple[Tensor, Tensor]  # the vectors of all pairs, (n, D) and (n, E), ...
     sides: tuple[Tensor, Tensor]  # ... and preprocessed
+    rows: IntArray  # (n,)
     fold: npt.NDArray[np.uint8]  # (n,)
     used: list[Graph]  # in which exchanges are believed
 
-    def of(self, graph: Graph) -> Iterator[tuple[str, IntArray, FloatArray]]:
-        """Of each kind of nearness in a graph: couples (k, 2) that exchange partners, and their `chance` (k, 2)."""
-        rng = np.random.default_rng(0)
+    def of(self, graph: Graph) -> list[Trial]:
+        """Exchange partners in a graph, once for each kind of nearness."""
+        rng, found = np.random.default_rng(0), []
         for kind, most in ALIKE.items():
-            made = []
             alike = graph.couples.of(graph.couples.nearness <= CLASSES.index(most))
             likely = self.likely(alike)
-            for _ in range(REPEATED):
-                couples = self.drawn(alike, likely, rng)
-                made.append((couples, self.chance(couples)))
-            couples, chances = (np.concatenate(parts) for parts in zip(*made, strict=True))
-            yield kind, couples, chances
+            drawn = [self.drawn(alike, likely, rng) for _ in range(REPEATED)]
+            couples, chance = np.concatenate(drawn), np.concatenate([self.chance(part) for part in drawn])
+            found.append(Trial(graph.by, kind, self.rows[couples], self.sums(couples), chance))
+        return found
 
     def likely(self, alike: Couples) -> FloatArray:
         """(c,) how likely each couple is drawn: a random pair, and a random one of those like it.
@@ -324,28 +339,22 @@ class Trials:
         """(k, 2) weighted sums of the measures of the new pairs, each by itself, by the fold of its left item."""
         found = np.empty(couples.shape)
         for end, other in ((0, 1), (1, 0)):
-            for number in np.unique(self.fold[couples[:, end]]):
-                here = np.flatnonzero(self.fold[couples[:, end]] == number)
-                places = [torch.from_numpy(couples[here, side]).to(self.raw[0].device) for side in (end, other)]
-                own = np.arange(len(here))
-                measures = self.judge.measure_items(
-                    self.raw[0][places[0]], self.raw[1][places[1]], own, own, int(number)
-                )
-                found[here, end] = self.judge.combination.sums(measures)
+            lefts, rights = couples[:, end], couples[:, other]
+            measured = self.judge.measure(self.raw[0][lefts], self.raw[1][rights], self.fold[lefts])
+            found[:, end] = self.judge.combination.sums(measured)
         return found
 
     def chance(self, couples: IntArray) -> FloatArray:
         """(k, 2) probability that the new pairs are exchanged, as the audit sees it."""
         kept = np.ones(couples.shape)
-        exchanged = np.arange(len(self.fold))
-        exchanged[couples] = couples[:, ::-1]
+        exchanged, changed = np.arange(len(self.fold)), np.zeros(len(self.fold), dtype=bool)
+        exchanged[couples], changed[couples] = couples[:, ::-1], True
         x, y = self.sides
         there = torch.from_numpy(exchanged).to(x.device)
         for graph in self.used:
             # A pair of the graph keeps the item by which it is similar to others.
             by_right = graph.by == "right"
             sides = (x[there], y) if by_right else (x, y[there])
-            changed = exchanged != np.arange(len(exchanged))
             touched = np.flatnonzero(changed[graph.couples.first] | changed[graph.couples.second])
             t = graph.t.copy()
             # These spaces have seen none of the new pairs. Those of an audit would have, and remember them as others.
@@ -353,18 +362,17 @@ class Trials:
             numbers = fits_without(self.fold[near.first], self.fold[near.second])
             t[touched] = lost_by_exchange(self.judge.couple_spaces, *sides, near, numbers[:, None])
             t[touched] += graph.memory[touched]
-            matchings = graph.matchings.copy()
-            matchings.update(graph.evidence.weights(t, graph.couples.nearness), SETTLED)
+            matchings = copy(graph.matchings).update(graph.evidence.weights(t, graph.couples.nearness), SETTLED)
             kept *= matchings.single[couples[:, ::-1] if by_right else couples]
         return 1 - kept
 
 
 def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couples | None:
-    """Couples of pairs of which each has one of the nearest items of the other; None if there are too few items.
+    """Couples of pairs, each with one of the nearest items of the other; None if there are too few items.
 
     Args:
         vectors: (n, D) the item of each pair.
-        owners: (n,) pairs with the same number have the same item.
+        owners: (n,) number of this item.
         groups: (n,) pairs of one group are never a couple.
     """
     _, first, item = np.unique(owners, return_index=True, return_inverse=True)
@@ -401,11 +409,7 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
 
 
 def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Items that are among each other's nearest ones, once each: both places, and the higher of both ranks.
-
-    Args:
-        near: (n, c) places of the nearest items of each, the nearest first.
-    """
+    """Items among each other's nearest (n, c), once each: both places, and the higher of both ranks."""
     n, count = near.shape
     own, other, rank = np.repeat(np.arange(n), count), near.reshape(-1), np.tile(np.arange(count), n)
     couple, number, times = np.unique(
@@ -418,15 +422,7 @@ def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: Couples, chosen: IntArray) -> FloatArray:
-    """(c,) t of each couple: the mean by some of the spaces.
-
-    Args:
-        spaces: All spaces.
-        x: (n, D) left items.
-        y: (n, E) right items.
-        couples: The couples.
-        chosen: (c, m) numbers of the spaces that each couple is measured in.
-    """
+    """(c,) t of each couple of items (n, D) and (n, E): the mean by some of the spaces, of numbers `chosen` (c, m)."""
     found = np.zeros(chosen.shape)
 
     def measure(number: int) -> None:
@@ -443,15 +439,9 @@ def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: C
 
 
 def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Evidence, Matchings, float]:
-    """What t says about exchanges, by expectation maximisation.
+    """What t (c,) says about exchanges, these exchanges, and their log likelihood ratio against none.
 
-    Args:
-        t: (c,) what each couple loses by an exchange.
-        couples: The couples.
-        pairs: n.
-
-    Returns:
-        The evidence, the exchanges, and their log likelihood ratio against none.
+    By expectation maximisation.
     """
     classes, kind = len(CLASSES) + 1, couples.nearness
     own = [np.flatnonzero(kind == number) for number in range(classes)]
@@ -472,8 +462,7 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
         # nearer pairs have smaller t
         evidence = Evidence(odds, slopes(neither, exchanges.chosen, evidence.slopes))
     exchanges.update(evidence.weights(t, kind), PASSES)
-    expected = Matchings(couples.first, couples.second, pairs)
-    expected.update(evidence.odds[kind], ROUNDS * PASSES)
+    expected = Matchings(couples.first, couples.second, pairs).update(evidence.odds[kind], ROUNDS * PASSES)
     return evidence, exchanges, exchanges.log_partition - expected.log_partition
 
 

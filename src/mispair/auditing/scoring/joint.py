@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from mispair.auditing.scoring.calibration import separated, separation
 from mispair.auditing.scoring.folds import shuffled
 from mispair.functional.logistic import FloatArray
-from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import IntArray
 
 TEMPERATURE = 0.25  # times the standard deviation of the cosines of shuffled pairs
@@ -102,6 +102,4 @@ def share_a_space(left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], *gro
         return False
     paired = (x * y).sum(1).cpu().numpy()
     null = (x[rows] * y[partner[rows]]).sum(1).cpu().numpy()
-    n, m = len(paired), len(null)
-    above = auroc(np.concatenate([paired, null]), np.arange(n + m) < n) or 0.5
-    return above > max(CLEAR, 0.5 + SURE * math.sqrt((n + m + 1) / (12 * n * m)))
+    return separation(paired, null) > CLEAR and separated(paired, null, SURE)

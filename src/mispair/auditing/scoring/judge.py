@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,19 +14,18 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring import calibration, measures
-from mispair.auditing.scoring.calibration import Combination
+from mispair.auditing.scoring.calibration import Combination, separation
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
 from mispair.auditing.scoring.expectation import Expectation
 from mispair.auditing.scoring.folds import FOLDS, NEAR, ONE_OUT, TWO_OUT, random_keys, shuffled, strangers
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
-from mispair.auditing.scoring.measures import BANK, Bank, largest, learned, make_bank, measure, measure_items
+from mispair.auditing.scoring.measures import BANK, Bank, largest, learned, make_bank, measure
 from mispair.auditing.scoring.recalibration import LEAST
 from mispair.auditing.scoring.refinement import refined
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.errors import DataError
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
-from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import NetworkScore
 from mispair.support.progress import stage_part
@@ -174,11 +172,13 @@ class Judge:
         self, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], networks: npt.NDArray[np.floating] | None = None
     ) -> npt.NDArray[np.float32]:
         """(n, m) measures of pairs of raw vectors; `networks` (n,) are the scores of a run's networks."""
-        x, y = self.transforms[0](left), self.transforms[1](right)
-        found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
-        left, right = self.transforms[0].weighted(left), self.transforms[1].weighted(right)
-        rows = torch.arange(len(left), device=left.device)
-        return _complete(found, self.expectation, left, right, rows, rows, fold, networks)
+        x, y = (transform(side) for transform, side in zip(self.transforms, (left, right), strict=True))
+        rows = np.arange(len(left))
+        found = measure_by_fold(
+            self.spaces, self.banks, x, y, rows, rows, fold, joint=self.joint, size=AT_ONCE, workers=1
+        )
+        raw = self.transforms[0].weighted(left), self.transforms[1].weighted(right)
+        return _complete(found, self.expectation, raw, rows, rows, fold, networks)
 
     def known(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.float32]]:
         """Places of those of some rows that were measured while learning, (k,), and their measures (k, m)."""
@@ -187,72 +187,49 @@ class Judge:
         places = places[self.rows[at[places]] == rows[places]]
         return places, self.measured[at[places]]
 
-    def measure_items(
-        self,
-        left: Tensor,
-        right: Tensor,
-        lefts: IntArray,
-        rights: IntArray,
-        number: int,
-        networks: npt.NDArray[np.floating] | None = None,
-    ) -> npt.NDArray[np.float32]:
-        """(n, m) measures, as one fold has them, of pairs of raw items that are in several pairs.
-
-        Args:
-            left: (u, D) left items.
-            right: (v, E) right items.
-            lefts: (n,) left item of each pair.
-            rights: (n,) right item of each pair.
-            number: The fold.
-            networks: (n,) scores of a run's networks.
-        """
-        x, y = self.transforms[0](left), self.transforms[1](right)
-        a, b = (torch.from_numpy(items).to(x.device) for items in (lefts, rights))
-        found = measure_items(self.spaces[number], self.banks[number], x, y, a, b, joint=self.joint).cpu().numpy()
-        fold = np.full(len(lefts), number, dtype=np.uint8)
-        left, right = self.transforms[0].weighted(left), self.transforms[1].weighted(right)
-        return _complete(found, self.expectation, left, right, a, b, fold, networks)
-
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
-        named: dict[str, Tensor] = {
-            "networks": torch.tensor(self.networks),
+        parts: dict[str, Any] = {"expectation": self.expectation, "combination": self.combination}
+        for kind in LISTS:
+            parts |= {f"{kind}.{number}": part for number, part in enumerate(getattr(self, kind))}
+        named = {name: getattr(self, name) for name in ("networks", *ARRAYS)}
+        for prefix, part in parts.items():
+            named |= {f"{prefix}.{name}": value for name, value in vars(part).items()} if part is not None else {}
+        tensors = {
+            name: value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+            for name, value in named.items()
+            if value is not None
         }
-        if self.expectation is not None:
-            named |= {f"expectation.{name}": value for name, value in vars(self.expectation).items()}
-        for side, frame in enumerate(self.transforms):
-            named |= {f"{name}.{side}": value for name, value in vars(frame).items() if value is not None}
-        for kind, parts in (("space", self.spaces), ("couple_space", self.couple_spaces), ("bank", self.banks)):
-            for number, part in enumerate(parts):
-                named |= {f"{kind}.{number}.{name}": value for name, value in vars(part).items() if value is not None}
-        named |= {
-            f"combination.{name}": torch.as_tensor(value, dtype=torch.float64)
-            for name, value in vars(self.combination).items()
-        }
-        named |= {name: torch.from_numpy(getattr(self, name)) for name in ARRAYS}
-        return {name: tensor.contiguous().cpu() for name, tensor in named.items()}
+        return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
 
     @classmethod
     def of(cls, state: dict[str, Tensor], device: torch.device) -> Judge:
         """Back from `state`."""
 
-        def parts(prefix: str) -> dict[str, Tensor]:
+        def part(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t.to(device) for n, t in state.items() if n.startswith(prefix)}
 
-        others = [
-            {name: found[side] for name in ("directions", "columns", "weights") if side in (found := parts(f"{name}."))}
-            for side in "01"
-        ]
-        transforms = [SideTransform(state[f"mean.{n}"].to(device), **others[n]) for n in range(2)]
-        plain = {n.removeprefix("combination."): t for n, t in state.items() if n.startswith("combination.")}
-        combination = Combination(**{n: t.numpy() if t.dim() else float(t) for n, t in plain.items()})  # type: ignore[arg-type]
-        spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
-        couple_spaces = [CommonSpace(**parts(f"couple_space.{number}.")) for number in range(len(TWO_OUT))]
-        banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
-        arrays = (state[name].numpy() for name in ARRAYS)
-        expected, networks = parts("expectation."), bool(state["networks"])
-        expectation = Expectation(**expected) if expected else None
-        return cls(transforms, spaces, couple_spaces, banks, combination, expectation, networks, *arrays)
+        lists = {
+            kind: [of(**part(f"{kind}.{number}.")) for number in range(count)] for kind, (of, count) in LISTS.items()
+        }
+        plain = {name: tensor.cpu().numpy() for name, tensor in part("combination.").items()}
+        numbers: dict[str, Any] = {name: value if value.ndim else float(value) for name, value in plain.items()}
+        expected = part("expectation.")
+        others: dict[str, Any] = lists | {name: state[name].numpy() for name in ARRAYS}
+        return cls(
+            **others,
+            combination=Combination(**numbers),
+            expectation=Expectation(**expected) if expected else None,
+            networks=bool(state["networks"]),
+        )
+
+
+LISTS: dict[str, tuple[type, int]] = {
+    "transforms": (SideTransform, 2),
+    "spaces": (CommonSpace, FOLDS),
+    "couple_spaces": (CommonSpace, len(TWO_OUT)),
+    "banks": (Bank, FOLDS),
+}
 
 
 def learn(
@@ -268,7 +245,7 @@ def learn(
     network_score: NetworkScore | None = None,
     numbers: IntArray | None = None,
 ) -> Judge:
-    """Learns from n pairs without labels.
+    """Learn from n pairs without labels.
 
     Args:
         left: (n, D) raw vectors.
@@ -301,33 +278,39 @@ def learn(
     spaces, couple_spaces = found[:FOLDS], found[FOLDS:]
     chosen = [_bank_rows(number, sample.fold, trust) for number in range(FOLDS)]
     banks = [make_bank(space, sample.x[rows], sample.y[rows]) for space, rows in zip(spaces, chosen, strict=True)]
-    swaps = look_alikes(sample, CLOSE_BY, groups, *items)
-    sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2]
-    pairs = np.concatenate([left for left, _ in sides]), np.concatenate([right for _, right in sides])
-    left, right = transforms[0].weighted(left), transforms[1].weighted(right)
-    expectation = Expectation.of(left, right, fold, trust) if joint else None
-    measured = _measures(sample, spaces, banks, *pairs, joint=joint)
-    lefts, rights = (torch.from_numpy(side).to(left.device) for side in pairs)
-    scores = None if network_score is None else network_score(*pairs)
-    columns = _complete(measured, expectation, left, right, lefts, rights, fold[pairs[0]], scores)
-    observed, null, swapped = np.split(columns, np.cumsum([len(left) for left, _ in sides[:-1]]))
+    swapped_lefts, swapped_rights, alike = look_alikes(sample, groups, *items)
+    lefts = np.concatenate([rows, sample.shuffled, swapped_lefts])
+    rights = np.concatenate([rows, sample.partner, swapped_rights])
+    measured = measure_by_fold(spaces, banks, sample.x, sample.y, lefts, rights, fold[lefts], joint=joint, size=PAIRS)
+    raw = transforms[0].weighted(left), transforms[1].weighted(right)
+    expectation = Expectation.of(*raw, fold, trust) if joint else None
+    scores = None if network_score is None else network_score(lefts, rights)
+    columns = _complete(measured, expectation, raw, lefts, rights, fold[lefts], scores)
+    observed, null, swapped = np.split(columns, [len(rows), len(rows) + len(sample.shuffled)])
     names = measures.names(joint=joint, networks=network_score is not None)
     # Where there are enough decisions, these recalibrate the scores, which must not have learned from them before.
     few = checked is not None and np.isfinite(checked).sum() < LEAST
     combination = calibration.combine(
-        observed, null, swapped, swaps[2], trust, checked if few else None, (weak, weak_null),
+        observed, null, swapped, alike, trust, checked if few else None, (weak, weak_null),
         np.isin(names, measures.WEAK), np.isin(names, measures.NATURAL),
     )  # fmt: skip
-    separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     trusted = trust >= MATCH_THRESHOLD
-    near = swapped[trusted[swaps[0]] & trusted[swaps[1]]]
-    sums = [combination.sums(part) for part in (observed, null, near)]
-    networks, own = network_score is not None, rows[:0] if numbers is None else numbers
-    known = observed[: len(own)].copy()
+    own = rows[:0] if numbers is None else numbers
     return Judge(
-        transforms, spaces, couple_spaces, banks, combination, expectation, networks, separations,
-        sums[0], sums[1], sums[2], own, known,
-    )  # fmt: skip
+        transforms=transforms,
+        spaces=spaces,
+        couple_spaces=couple_spaces,
+        banks=banks,
+        combination=combination,
+        expectation=expectation,
+        networks=network_score is not None,
+        separations=np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)]),
+        observed=combination.sums(observed),
+        null=combination.sums(null),
+        similar=combination.sums(swapped[trusted[swapped_lefts] & trusted[swapped_rights]]),
+        rows=own,
+        measured=observed[: len(own)].copy(),
+    )
 
 
 @dataclass(frozen=True)
@@ -455,46 +438,62 @@ def measured_rounds(
     return rounds
 
 
-def _measures(
-    sample: Sample,
+def measure_by_fold(
     spaces: list[CommonSpace],
     banks: list[Bank],
+    x: Tensor,
+    y: Tensor,
     lefts: IntArray,
     rights: IntArray,
+    fold: npt.NDArray[np.uint8],
     *,
     joint: bool,
+    size: int,
+    workers: int | None = None,
 ) -> npt.NDArray[np.float32]:
-    """(k, m) measures of pairs of the left items of some rows and the right items of others of their fold."""
-    fold = sample.fold[lefts]
-    each = [np.flatnonzero(fold == number) for number in range(FOLDS)]
-    at_once = PAIRS * (GPU_TIMES if sample.x.device.type == "cuda" else 1)
-    parts = [part for pairs in each for part in _cut(pairs[np.argsort(lefts[pairs], kind="stable")], at_once)]
+    """(n, m) measures of pairs of preprocessed items, each by the space and the bank of its fold.
 
-    def measured(part: IntArray) -> npt.NDArray[np.float32]:
+    Args:
+        spaces: One a fold.
+        banks: One a fold.
+        x: (u, D) left items.
+        y: (v, E) right items.
+        lefts: (n,) left item of each pair.
+        rights: (n,) right item of each pair.
+        fold: (n,) fold of each pair.
+        joint: Whether both sides share a space.
+        size: Pairs at a time.
+        workers: Threads.
+    """
+    size *= GPU_TIMES if x.device.type == "cuda" else 1
+    each = [np.flatnonzero(fold == number) for number in range(FOLDS)]
+    parts = [part for pairs in each for part in _cut(pairs[lefts[pairs].argsort(kind="stable")], size)]
+
+    def measured(part: IntArray) -> Tensor:
         number = fold[part[0]]
         own, a = np.unique(lefts[part], return_inverse=True)
         others, b = np.unique(rights[part], return_inverse=True)
-        items = sample.x[own], sample.y[others]
-        which = (torch.from_numpy(places).to(sample.x.device) for places in (a, b))
-        return np.asarray(measure_items(spaces[number], banks[number], *items, *which, joint=joint).cpu().numpy())
+        which = (torch.from_numpy(places).to(x.device) for places in (a, b))
+        return measure(spaces[number], banks[number], x[own], y[others], *which, joint=joint)
 
-    return np.asarray(np.concatenate(list(parallel_map(measured, parts)))[np.concatenate(parts).argsort()])
+    found = torch.cat(list(parallel_map(measured, parts, workers))).cpu().numpy()
+    return np.asarray(found[np.concatenate(parts).argsort()], dtype=np.float32)
 
 
 def _complete(
     measured: npt.NDArray[np.float32],
     expectation: Expectation | None,
-    left: Tensor,
-    right: Tensor,
-    lefts: Tensor,
-    rights: Tensor,
+    raw: tuple[Tensor, Tensor],
+    lefts: IntArray,
+    rights: IntArray,
     fold: npt.NDArray[np.uint8],
     networks: npt.NDArray[np.floating] | None,
 ) -> npt.NDArray[np.float32]:
-    """Measures of pairs (n, m), with those by expected partners and the scores (n,) of networks if there are some."""
+    """Add the measures by expected partners and the scores (n,) of networks to others (n, m)."""
     columns = [measured]
     if expectation is not None:
-        columns.append(expectation.measure(left, right, lefts, rights, fold))
+        a, b = (torch.from_numpy(side).to(raw[0].device) for side in (lefts, rights))
+        columns.append(expectation.measure(*raw, a, b, fold))
     if networks is not None:
         columns.append(networks.astype(np.float32)[:, None])
     return np.concatenate(columns, axis=1)
@@ -545,10 +544,10 @@ def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32
     return (observed[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
 
 
-def look_alikes(sample: Sample, close_by: int, *groups: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
     """Pairs with the partner of a near neighbour, (k,) rows of their left and right items, and how right they are.
 
-    The neighbour is one of the `close_by` nearest in the fold.
+    The neighbour is one of the `CLOSE_BY` nearest in the fold.
 
     Every second row keeps its left item and gets the partner of another one whose left item is like its own; it is as
     right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep their right item.
@@ -557,7 +556,7 @@ def look_alikes(sample: Sample, close_by: int, *groups: IntArray) -> tuple[IntAr
     rows, step = np.arange(len(sample.x)), math.ceil(len(sample.x) / LOOK_ALIKES)
     found = []
     for side, (kept, other) in enumerate(((sample.x, sample.y), (sample.y, sample.x))):
-        near = neighbours_partners(kept, sample.fold, rows % (2 * step) == side * step, close_by, *groups)
+        near = neighbours_partners(kept, sample.fold, rows % (2 * step) == side * step, *groups)
         own = np.flatnonzero(near >= 0)
         alike = (other[own] * other[near[own]]).sum(1).clamp(min=0).double().cpu().numpy()
         found.append((own, near[own], alike) if side == 0 else (near[own], own, alike))
@@ -566,9 +565,9 @@ def look_alikes(sample: Sample, close_by: int, *groups: IntArray) -> tuple[IntAr
 
 
 def neighbours_partners(
-    x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], close_by: int, *groups: IntArray
+    x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], *groups: IntArray
 ) -> IntArray:
-    """For each wanted pair another one of its fold whose item (n, D) is among the `close_by` nearest to its own.
+    """For each wanted pair another one of its fold whose item (n, D) is among the `CLOSE_BY` nearest to its own.
 
     -1 for pairs that are not wanted, and where that one is of one of the pair's groups.
     """
@@ -583,7 +582,7 @@ def neighbours_partners(
             rows = places[part]
             near = x[rows] @ others
             near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
-            nearest = largest(near, min(close_by, len(places) - 1))[1].cpu().numpy()
+            nearest = largest(near, min(CLOSE_BY, len(places) - 1))[1].cpu().numpy()
             pick = (random_keys(rows, NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
 
@@ -599,28 +598,5 @@ def _bank_rows(number: int, fold: npt.NDArray[np.uint8], trust: FloatArray) -> I
     return np.random.default_rng(number).permutation(others)[:BANK]
 
 
-def by_fold(
-    spaces: list[CommonSpace],
-    banks: list[Bank],
-    x: Tensor,
-    y: Tensor,
-    fold: npt.NDArray[np.uint8],
-    measure: Callable[[CommonSpace, Bank, Tensor, Tensor], Tensor],
-) -> npt.NDArray[np.float32]:
-    """(n, m) measures, each pair by the space and the bank of its fold."""
-    at_once = AT_ONCE * (GPU_TIMES if x.device.type == "cuda" else 1)
-    parts = [part for number in range(FOLDS) for part in _cut(np.flatnonzero(fold == number), at_once)]
-    numbers = [int(fold[part[0]]) for part in parts]
-    found = [measure(spaces[k], banks[k], x[part], y[part]) for k, part in zip(numbers, parts, strict=True)]
-    result = torch.cat(found).cpu().numpy()
-    return np.asarray(result[np.concatenate(parts).argsort()], dtype=np.float32)
-
-
 def _cut(places: IntArray, size: int) -> list[IntArray]:
     return [places[start : start + size] for start in range(0, len(places), size)]
-
-
-def separation(observed: npt.NDArray[Any], null: npt.NDArray[Any]) -> float:
-    """AUROC of observed against shuffled pairs; 0.5 is chance, and noise lowers it."""
-    found = auroc(np.concatenate([observed, null]), np.arange(len(observed) + len(null)) < len(observed))
-    return 0.5 if found is None else found

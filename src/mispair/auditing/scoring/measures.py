@@ -54,31 +54,10 @@ def make_bank(space: CommonSpace, left: Tensor, right: Tensor) -> Bank:
     return Bank(left, right, space.compared_left(left), space.compared_right(right))
 
 
-def measure(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, *, joint: bool = False) -> Tensor:
-    """All measures of n pairs, (n, m) in the order of `names`: higher is better.
-
-    Args:
-        space: Fitted without these pairs.
-        bank: Other pairs.
-        left: (n, D) centred, of unit length.
-        right: (n, E) the same.
-        joint: Whether the two sides come from encoders with a common space.
-    """
-    rows = torch.arange(len(left), device=left.device)
-    return measure_items(space, bank, left, right, rows, rows, joint=joint)
-
-
-def measure_items(
-    space: CommonSpace,
-    bank: Bank,
-    left: Tensor,
-    right: Tensor,
-    lefts: Tensor,
-    rights: Tensor,
-    *,
-    joint: bool = False,
+def measure(
+    space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor, *, joint: bool
 ) -> Tensor:
-    """The same for n pairs of items that are in several pairs: what belongs to an item is computed once.
+    """All measures of n pairs, (n, m) in the order of `names`: higher is better.
 
     Args:
         space: Fitted without these pairs.

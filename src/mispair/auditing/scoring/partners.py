@@ -7,6 +7,7 @@ hidden among the candidates of the same search. An item that has its partner alr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import evidence, largest, rivals, with_contrast
+from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
@@ -59,13 +61,11 @@ def find_partners(
     judge: Judge,
     rows: IntArray,
     match: npt.NDArray[np.floating],
-    groups: IntArray | None,
+    items: SharedItems,
     *,
     keep_left: bool,
     device: torch.device,
-    folds: IntArray | None = None,
-    first: IntArray | None = None,
-    partnered: IntArray | None = None,
+    partnered: IntArray | Sequence[int] = (),
     excluded: Mask | None = None,
 ) -> Partners:
     """Up to three better partners for each of these rows.
@@ -75,22 +75,20 @@ def find_partners(
         judge: What was learned.
         rows: Flagged pairs.
         match: (N,) match score of all pairs; NaN where a row could not be read.
-        groups: (N,) rows of one group share their left item; None if all differ.
+        items: Which rows share items.
         keep_left: Search right items; else left ones.
         device: Where to compute.
-        folds: (N,) rows of one of these groups are in one fold; by default the groups above.
-        first: (N,) first row with the same two items as each row; by default all pairs differ.
         partnered: Rows whose items of the searched side have their partner in another pair.
         excluded: (N,) rows whose items of that side are no better partner of any other.
     """
-    has_partner = match.copy()
-    has_partner[[] if partnered is None else partnered] = 1
+    has_partner, several = match.copy(), np.zeros(len(match), dtype=np.bool_)
+    has_partner[np.asarray(partnered, dtype=np.int64)] = 1
     if excluded is not None:
         has_partner[excluded] = np.nan
-    several = None if keep_left or groups is None else _with_several_partners(groups, first, ~np.isnan(match))
-    if several is not None and groups is not None:
-        has_partner = _of_whole_items(has_partner, groups, several)
-    search = Search(source, judge, has_partner, groups, folds, several, keep_left=keep_left, device=device)
+    if not keep_left:
+        several = _with_several_partners(items, ~np.isnan(match))
+        has_partner = _of_whole_items(has_partner, items.left, several)
+    search = Search(source, judge, has_partner, items, several, keep_left=keep_left, device=device)
     hidden = sample(np.flatnonzero(match > LEAST_FREE), _most_hidden(source))
     if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
         return Partners.none(len(rows))
@@ -104,30 +102,30 @@ def find_partners(
     def in_fold(number: int) -> None:
         items = search.in_space(number)
         for here in _cut(np.flatnonzero(fold == number)):
-            flagged.put(here, search.candidates(search.kept(rows[here], number), items))
+            flagged.put(here, search.candidates(number, search.compared(rows[here], number, 1 - search.side), items))
         for here in _cut(np.flatnonzero(hidden_fold == number)):
-            kept = search.kept(hidden[here], number)
-            known.put(here, search.candidates(kept, items))
-            own[here], strange[here] = search.hidden(kept, items)
+            kept = search.compared(hidden[here], number, 1 - search.side)
+            known.put(here, search.candidates(number, kept, items))
+            own[here], strange[here] = search.hidden(number, kept, items)
 
     parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
     lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), hidden, search, flagged)
     found = lesson.best(flagged, np.nan_to_num(match[rows]))
-    return given_once(found, has_partner if several is None else np.where(several, 0, has_partner))
+    return given_once(found, np.where(several, 0, has_partner))
 
 
-def _with_several_partners(groups: IntArray, first: IntArray | None, readable: Mask) -> Mask:
+def _with_several_partners(items: SharedItems, readable: Mask) -> Mask:
     """(N,) whether the left item of each row is in several pairs that differ, as an image with five captions is."""
-    distinct = readable if first is None else readable & (first == np.arange(len(first)))
-    return np.asarray(np.bincount(groups[distinct], minlength=int(groups.max()) + 1)[groups] > 1)
+    distinct = items.left[readable & items.is_first]
+    return np.asarray(np.bincount(distinct, minlength=len(readable))[items.left] > 1)
 
 
-def _of_whole_items(has_partner: npt.NDArray[np.floating], groups: IntArray, several: Mask) -> npt.NDArray[np.floating]:
-    """The same, but rows with one left item and one partner (copies of a pair) have the highest value of them all."""
+def _of_whole_items(has_partner: npt.NDArray[np.floating], left: IntArray, several: Mask) -> npt.NDArray[np.floating]:
+    """Give rows with one left item and one partner (copies of a pair) the highest value of them all."""
     copies = ~several & ~np.isnan(has_partner)
-    highest = np.zeros(int(groups.max()) + 1, dtype=has_partner.dtype)
-    np.maximum.at(highest, groups[copies], has_partner[copies])
-    return np.where(copies, highest[groups], has_partner)
+    highest = np.zeros_like(has_partner)
+    np.maximum.at(highest, left[copies], has_partner[copies])
+    return np.where(copies, highest[left], has_partner)
 
 
 def _most_hidden(source: Source) -> int:
@@ -162,14 +160,13 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Items of n pairs of a fold that are kept."""
+class Compared:
+    """Items of one side in the space of a fold."""
 
     rows: IntArray  # (n,)
-    number: int  # the fold
     items: Tensor  # (n, D) preprocessed
-    compared: Tensor  # (n, k) in the space of the fold
-    rivals: Tensor  # (n,) similarity to their best rivals
+    units: Tensor  # (n, k) in the space
+    rivals: Tensor  # (n,) similarity to their best rivals in the bank
 
 
 class Search:
@@ -180,61 +177,61 @@ class Search:
         source: Source,
         judge: Judge,
         has_partner: npt.NDArray[np.floating],
-        groups: IntArray | None,
-        folds: IntArray | None,
-        several: Mask | None = None,
+        shared: SharedItems,
+        several: Mask,
         *,
         keep_left: bool,
         device: torch.device,
     ) -> None:
-        self.source, self.judge, self.has_partner, self.groups, self.device = source, judge, has_partner, groups, device
-        self.folds = folds
-        self.several = np.zeros(len(has_partner), dtype=np.bool_) if several is None else several  # may have another
+        self.source, self.judge, self.has_partner, self.shared, self.device = source, judge, has_partner, shared, device
+        self.several = several  # (N,) which left items may have another partner
         self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
         self.measures = 3 + int(source.network_score is not None)
         self.pool = self._pool()
 
-    @cached_property
-    def items(self) -> Tensor:
-        """(P, D) preprocessed items of the pool."""
-        return self._vectors(self.pool, self.side)
+    def _pool(self) -> IntArray:
+        """Rows whose items are tried."""
+        readable = np.flatnonzero(~np.isnan(self.has_partner))
+        if not self.keep_left:  # a left item that several rows share is tried once
+            readable = readable[np.unique(self.shared.left[readable], return_index=True)[1]]
+        flagged = self.has_partner[readable] < MATCH_THRESHOLD
+        chosen = sample(readable[flagged], POOL)
+        others = sample(readable[~flagged], POOL - len(chosen))
+        return np.sort(np.concatenate([chosen, others]))
 
     def fold(self, rows: IntArray) -> npt.NDArray[np.uint8]:
         """The fold of each of some rows."""
-        return fold_numbers(self.owners(rows) if self.folds is None else self.folds[rows])
-
-    def owners(self, rows: IntArray) -> IntArray:
-        """Which left item each of some rows has: rows that share one are of one group."""
-        return rows if self.groups is None else self.groups[rows]
+        return fold_numbers(self.shared.groups[rows])
 
     def free(self, rows: IntArray) -> FloatArray:
         """Probability that the items of some rows have no partner: 1 where they have several anyway."""
         free = np.maximum(1 - np.nan_to_num(self.has_partner[rows]).astype(np.float64), LEAST_FREE)
         return np.where(self.several[rows], 1, free)
 
-    def _pool(self) -> IntArray:
-        """Rows whose items are tried."""
-        readable = np.flatnonzero(~np.isnan(self.has_partner))
-        if not self.keep_left and self.groups is not None:  # a left item that several rows share is tried once
-            readable = readable[np.unique(self.groups[readable], return_index=True)[1]]
-        flagged = self.has_partner[readable] < MATCH_THRESHOLD
-        chosen = sample(readable[flagged], POOL)
-        others = sample(readable[~flagged], POOL - len(chosen))
-        return np.sort(np.concatenate([chosen, others]))
-
     def _vectors(self, rows: IntArray, side: int) -> Tensor:
         vectors = (self.source.left, self.source.right)[side].tensor(rows, self.device)
         return self.judge.transforms[side](vectors)
 
-    def compared(self, items: Tensor, number: int, side: int) -> Tensor:
+    def units(self, items: Tensor, number: int, side: int) -> Tensor:
         """Preprocessed items of a side in the space of a fold."""
         space = self.judge.spaces[number]
         return (space.compared_left, space.compared_right)[side](items)
 
-    def rivals(self, items: Tensor, number: int, side: int) -> Tensor:
-        """Similarity of such compared items to their best rivals in the bank of the fold."""
+    def rivals(self, units: Tensor, number: int, side: int) -> Tensor:
+        """Similarity of items in the space of a fold to their best rivals in its bank."""
         bank = self.judge.banks[number]
-        return rivals(items, (bank.space_right, bank.space_left)[side])
+        return rivals(units, (bank.space_right, bank.space_left)[side])
+
+    def compared(self, rows: IntArray, number: int, side: int) -> Compared:
+        """The items of some rows in the space of a fold."""
+        items = self._vectors(rows, side)
+        units = self.units(items, number, side)
+        return Compared(rows, items, units, self.rivals(units, number, side))
+
+    @cached_property
+    def items(self) -> Tensor:
+        """(P, D) preprocessed items of the pool."""
+        return self._vectors(self.pool, self.side)
 
     @cached_property
     def pool_rivals(self) -> Tensor:
@@ -244,7 +241,7 @@ class Search:
         def in_fold(number: int) -> None:
             own = torch.from_numpy(np.flatnonzero(fold == number)).to(self.device)
             if len(own):
-                found[own] = self.rivals(self.compared(items[own], number, self.side), number, self.side)
+                found[own] = self.rivals(self.units(items[own], number, self.side), number, self.side)
 
         parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
         return found
@@ -256,84 +253,51 @@ class Search:
 
     def in_space(self, number: int) -> Tensor:
         """The items in the space of a fold, with what is taken from their contrast, (P, k + 1)."""
-        return torch.column_stack([2 * self.compared(self.items, number, self.side), self.taken])
+        return torch.column_stack([2 * self.units(self.items, number, self.side), self.taken])
 
-    def kept(self, rows: IntArray, number: int) -> Kept:
-        """The items of some rows of a fold that are kept."""
-        side = 1 - self.side
-        items = self._vectors(rows, side)
-        compared = self.compared(items, number, side)
-        return Kept(rows, number, items, compared, self.rivals(compared, number, side))
-
-    def candidates(self, kept: Kept, items: Tensor) -> Candidates:
-        """The items with the largest contrast; `items` are `in_space` of the same fold."""
-        scores = torch.column_stack([kept.compared, torch.ones_like(kept.compared[:, :1])]) @ items.T
+    def candidates(self, number: int, kept: Compared, items: Tensor) -> Candidates:
+        """The items with the largest contrast to items of a fold; `items` are `in_space` of it."""
+        scores = torch.column_stack([kept.units, torch.ones_like(kept.units[:, :1])]) @ items.T
         places = largest(scores, min(TRIED, len(self.pool)))[1].cpu().numpy()
-        tried = self.pool[places]
-        free = np.where(
-            self.owners(tried) == self.owners(kept.rows)[:, None], 0, self.free(tried.reshape(-1)).reshape(tried.shape)
-        )
-        return Candidates(tried, places, self.measure(kept, places, items), free)
+        tried, left = self.pool[places], self.shared.left
+        free = np.where(left[tried] == left[kept.rows][:, None], 0, self.free(tried))
+        return Candidates(tried, places, self.measure(number, kept, places, items), free)
 
-    def hidden(self, kept: Kept, items: Tensor) -> tuple[FloatArray, FloatArray]:
+    def hidden(self, number: int, kept: Compared, items: Tensor) -> tuple[FloatArray, FloatArray]:
         """(n, m) measures of some pairs of a fold, and (n, STRANGERS, m) of their kept items with random others."""
-        rows, number = kept.rows, kept.number
+        rows, each = kept.rows, np.arange(len(kept.rows))
         drawn = random_keys(np.repeat(rows, STRANGERS) * STRANGERS + np.tile(np.arange(STRANGERS), len(rows)), 0)
         places = (drawn % np.uint64(len(self.pool))).astype(np.int64).reshape(len(rows), STRANGERS)
-        own = self._vectors(rows, self.side)
-        compared = self.compared(own, number, self.side)
-        loss = self.rivals(compared, number, self.side)
-        each = np.arange(len(rows))
-        return self._measure(kept, rows, own, compared, loss, each, each), self.measure(kept, places, items)
+        own = self._measure(number, kept, self.compared(rows, number, self.side), each, each)
+        return own, self.measure(number, kept, places, items)
 
-    def measure(self, kept: Kept, places: IntArray, items: Tensor) -> FloatArray:
+    def measure(self, number: int, kept: Compared, places: IntArray, items: Tensor) -> FloatArray:
         """(n, t, m) contrast, evidence and similarity of new pairs, and the scores of a run's networks.
 
         Args:
-            kept: The items that are kept.
+            number: The fold.
+            kept: Its items that are kept.
             places: (n, t) places of the other items in the pool.
             items: `in_space` of the same fold.
         """
         needed, partners = np.unique(places, return_inverse=True)
+        others = Compared(self.pool[needed], self.items[needed], items[needed, :-1] / 2, self.pool_rivals[needed])
         which = np.repeat(np.arange(len(places)), places.shape[1])
-        compared = items[needed, :-1] / 2
-        others = self.items[needed], compared, self.pool_rivals[needed]
-        return self._measure(kept, self.pool[needed], *others, which, partners.reshape(-1)).reshape(*places.shape, -1)
+        return self._measure(number, kept, others, which, partners.reshape(-1)).reshape(*places.shape, -1)
 
     def _measure(
-        self,
-        kept: Kept,
-        rows: IntArray,
-        items: Tensor,
-        compared: Tensor,
-        rivals: Tensor,
-        which: IntArray,
-        partners: IntArray,
+        self, number: int, kept: Compared, others: Compared, which: IntArray, partners: IntArray
     ) -> FloatArray:
-        """The same, (k, m).
-
-        Args:
-            kept: The items that are kept.
-            rows: (u,) rows of the other items.
-            items: (u, E) these.
-            compared: (u, k) the same in the space of the fold.
-            rivals: (u,) their similarity to their best rivals.
-            which: (k,) kept item of each pair.
-            partners: (k,) its new partner.
-        """
-        a, b = (torch.from_numpy(part).to(items.device) for part in (which, partners))
-        sides = (kept.items, kept.compared, kept.rivals, a), (items, compared, rivals, b)
-        (left, from_left, left_rivals, lefts), (right, from_right, right_rivals, rights) = (
-            sides if self.keep_left else sides[::-1]
-        )
-        space = self.judge.spaces[kept.number]
-        known = evidence(space, left @ space.left, right @ space.right, lefts, rights)
-        measured = with_contrast(from_left, from_right, lefts, rights, known, left_rivals, right_rivals)
+        """The same, (k, m), of the kept items `which` (k,) with the other items `partners` (k,)."""
+        (left, lefts), (right, rights) = ((kept, which), (others, partners))[:: 1 if self.keep_left else -1]
+        a, b = (torch.from_numpy(part).to(left.items.device) for part in (lefts, rights))
+        space = self.judge.spaces[number]
+        known = evidence(space, left.items @ space.left, right.items @ space.right, a, b)
+        measured = with_contrast(left.units, right.units, a, b, known, left.rivals, right.rivals)
         found: FloatArray = measured.double().cpu().numpy()
         if self.source.network_score is None:
             return found
-        new = kept.rows[which], rows[partners]
-        return np.column_stack([found, self.source.network_score(*(new if self.keep_left else new[::-1]))])
+        return np.column_stack([found, self.source.network_score(left.rows[lefts], right.rows[rights])])
 
 
 @dataclass(frozen=True)
@@ -373,9 +337,10 @@ class Lesson:
         search: Search,
         flagged: Candidates,
     ) -> Lesson:
-        """
+        """Learn from pairs that likely match.
+
         Args:
-            known: Candidates of pairs that likely match, without their own partner.
+            known: Their candidates, without their own partner.
             own: (n, m) measures of these pairs.
             strange: (n, r, m) measures of their kept items with random ones.
             worth: (n,) probability that each of these pairs matches.

@@ -84,10 +84,11 @@ class SharedItems:
         """(N,) whether no row before has the same two items."""
         return np.asarray(self.first == np.arange(len(self.first)))
 
-    @cached_property
-    def owners(self) -> IntArray | None:
-        """(N,) number of the left item of each row; None where all differ."""
-        return _numbers(self.left)
+    @classmethod
+    def apart(cls, rows: int) -> SharedItems:
+        """Rows that share nothing."""
+        own, unlike = np.arange(rows), np.zeros((2, rows), dtype=np.int32)
+        return cls(own, own, own, own, unlike, (Groups.none(), Groups.none()), 0)
 
     def save(self, path: Path) -> None:
         """Writes everything to an .npz file."""

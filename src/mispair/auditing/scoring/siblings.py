@@ -52,36 +52,41 @@ class Siblings:
 def find_siblings(
     source: Source, items: SharedItems, transforms: Sequence[SideTransform], match: npt.NDArray[np.floating]
 ) -> Siblings | None:
-    """Compares the right items of each left item, in one pass over the rows that have siblings.
+    """Compare the right items of each left item; None if hardly any left item has several.
+
+    One pass over the rows with siblings. Rows with the same two items are one sibling.
 
     Args:
         source: The pairs.
-        items: Which rows share items. Rows with the same two items are one sibling.
+        items: Which rows share items.
         transforms: Preprocessing of both sides.
         match: (N,) match score of each pair by itself; NaN for rows that cannot be read.
-
-    Returns:
-        None if hardly any left item has several right ones.
     """
     rows = _with_siblings(items, match)
     if len(rows) < LEAST:
         return None
-    agreement = np.full(len(match), np.nan, dtype=np.float32)
     weight = np.where(items.is_first, np.nan_to_num(match), 0)
-    owners = items.left[rows]
+    owners, learned = items.left[rows], sample(np.sort(rows), LEARNED)
     ends = np.flatnonzero(np.diff(owners, append=-1)) + 1
-    learned = _Lesson.of(source, items, transforms, rows, match)
+    x, y = (_unit(transform, side) for transform, side in zip(transforms, source.gather(learned), strict=True))
+    agreement, means = np.full(len(match), np.nan, dtype=np.float32), np.zeros(y.shape, dtype=np.float64)
     start = 0
     while start < len(rows):
         stop = int(ends[np.searchsorted(ends, min(start + AT_ONCE, len(rows)))])
-        here = rows[start:stop]
-        y = _unit(transforms[1], source.right.gather(here)).double().numpy()
-        own = owners[start:stop]
+        here, own = rows[start:stop], owners[start:stop]
+        right = _unit(transforms[1], source.right.gather(here)).double().numpy()
         number = np.cumsum(np.diff(own, prepend=own[0]) != 0)
-        agreement[here], mean = compared(y, number, weight[here], weight[items.first[here]])
-        learned.put(here, mean, agreement[here])
+        agreement[here], others = compared(right, number, weight[here], weight[items.first[here]])
+        _, places, chosen = np.intersect1d(learned, here, assume_unique=True, return_indices=True)
+        means[places] = others[chosen]
         start = stop
-    return learned.siblings(agreement)
+    strange = torch.from_numpy(items.left[learned])
+    alike = (x @ x.T).masked_fill(strange[:, None] == strange[None, :], -torch.inf)
+    nearest = alike.topk(min(CLOSE_BY, len(learned)), dim=1).indices.numpy()
+    each = np.arange(len(learned))
+    near = nearest[each, each % nearest.shape[1]]
+    typical_and_slope = _learned(agreement[learned], means, y.double().numpy(), near, match[learned])
+    return None if typical_and_slope is None else Siblings(agreement, *typical_and_slope)
 
 
 def _unit(transform: SideTransform, vectors: npt.NDArray[np.float32]) -> Tensor:
@@ -117,50 +122,33 @@ def compared(
     return agree.astype(np.float32), others
 
 
-class _Lesson:
-    """Observed, random and look-alike right items for the same siblings, of some rows."""
+def _learned(
+    agreement: npt.NDArray[np.float32],
+    means: FloatArray,
+    y: FloatArray,
+    near: IntArray,
+    match: npt.NDArray[np.floating],
+) -> tuple[float, float] | None:
+    """The lowest decile of agreement over matched pairs, and its slope; None if there are too few matched pairs.
 
-    def __init__(self, rows: IntArray, y: FloatArray, near: IntArray, match: FloatArray) -> None:
-        self.rows, self.y, self.near, self.match = rows, y, near, match
-        self.agreement = np.full((3, len(rows)), np.nan)
+    Learned as the combination is, from observed, random and look-alike pairs.
 
-    @classmethod
-    def of(
-        cls,
-        source: Source,
-        items: SharedItems,
-        transforms: Sequence[SideTransform],
-        rows: IntArray,
-        match: npt.NDArray[np.floating],
-    ) -> _Lesson:
-        chosen = sample(np.sort(rows), LEARNED)
-        sides = source.gather(chosen)
-        x, y = (_unit(transform, side) for transform, side in zip(transforms, sides, strict=True))
-        own = torch.from_numpy(items.left[chosen])
-        alike = (x @ x.T).masked_fill(own[:, None] == own[None, :], -torch.inf)
-        nearest = alike.topk(min(CLOSE_BY, len(chosen)), dim=1).indices.numpy()
-        near = nearest[np.arange(len(chosen)), np.arange(len(chosen)) % nearest.shape[1]]
-        return cls(chosen, y.double().numpy(), near, match[chosen].astype(np.float64))
-
-    def put(self, rows: IntArray, others: FloatArray, agreement: npt.NDArray[np.float32]) -> None:
-        """Takes what is known about the siblings of some rows."""
-        places = np.searchsorted(self.rows, rows)
-        places[places == len(self.rows)] = 0
-        here = np.flatnonzero((self.rows[places] == rows) & ~np.isnan(agreement))
-        places = places[here]
-        unit = others[here] / np.linalg.norm(others[here], axis=1, keepdims=True)
-        strangers = (places + len(self.rows) // 2) % len(self.rows)
-        self.agreement[0, places] = agreement[here]
-        for kind, partner in ((1, strangers), (2, self.near[places])):
-            self.agreement[kind, places] = np.einsum("nd,nd->n", unit, self.y[partner])
-
-    def siblings(self, agreement: npt.NDArray[np.float32]) -> Siblings | None:
-        """What agreement is worth: learned as the combination is, from observed, random and look-alike pairs."""
-        told = ~np.isnan(self.agreement[0])
-        matched = self.agreement[0, told & (self.match >= MATCH_THRESHOLD)]
-        if len(matched) < LEAST:
-            return None
-        alike = np.clip(np.einsum("nd,nd->n", self.y, self.y[self.near]), 0, 1)
-        target = np.concatenate([self.match[told], np.zeros(int(told.sum())), alike[told]])
-        slope, _ = logistic(self.agreement[:, told].reshape(-1, 1), target, np.ones(len(target)), 1e-3)
-        return Siblings(agreement, float(np.quantile(matched, 0.1)), max(float(slope[0]), 0.0))
+    Args:
+        agreement: (n,) of some rows, NaN without siblings.
+        means: (n, E) weighted sums of the siblings.
+        y: (n, E) right items.
+        near: (n,) rows with similar left items.
+        match: (n,) match scores.
+    """
+    told = np.flatnonzero(~np.isnan(agreement))
+    seen, match = agreement[told].astype(np.float64), match[told].astype(np.float64)
+    matched = seen[match >= MATCH_THRESHOLD]
+    if len(matched) < LEAST:
+        return None
+    unit = means[told] / np.linalg.norm(means[told], axis=1, keepdims=True)
+    strangers, alike = y[(told + len(y) // 2) % len(y)], y[near[told]]
+    scores = np.concatenate([seen, *(np.einsum("nd,nd->n", unit, other) for other in (strangers, alike))])
+    likeness = np.clip(np.einsum("nd,nd->n", y[told], alike), 0, 1)
+    target = np.concatenate([match, np.zeros(len(told)), likeness])
+    slope, _ = logistic(scores[:, None], target, np.ones(len(target)), 1e-3)
+    return float(np.quantile(matched, 0.1)), max(float(slope[0]), 0.0)

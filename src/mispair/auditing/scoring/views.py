@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from mispair.auditing.scoring.calibration import separation
 from mispair.auditing.scoring.common_space import CommonSpaceFitter
 from mispair.auditing.scoring.folds import FOLDS, SETS, fold_numbers, sample
 from mispair.auditing.scoring.joint import share_a_space
@@ -29,7 +30,6 @@ from mispair.auditing.scoring.judge import (
     SideTransform,
     ViewWeights,
     measured_rounds,
-    separation,
 )
 from mispair.errors import ConflictError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray

@@ -118,7 +118,7 @@ def test_damaged_files_and_those_of_other_versions_are_refused(auditor: Auditor,
         with pytest.raises(mispair.DataError) as caught:
             Auditor.load(path)
         assert str(path) in str(caught.value)
-    lacking = {name: value for name, value in state.items() if name != "space.3.left"}
+    lacking = {name: value for name, value in state.items() if name != "spaces.3.left"}
     for tensors, known in (
         (state, {**about, "auditor": 2}),
         (state, {}),

@@ -161,15 +161,7 @@ class BiCroAsPublished(BiCro):
 
 
 def consistency(left: Encoded, right: Encoded, known_left: Encoded, known_right: Encoded, anchors: Tensor) -> Tensor:
-    """Compare the relation of image and text to the closest anchors: (n,), at most 1.
-
-    Args:
-        left: Images of n pairs.
-        right: Their texts.
-        known_left: Images of a batch of clean pairs.
-        known_right: Their texts.
-        anchors: Which of these are the anchors.
-    """
+    """Compare the relation of image and text of n pairs to the closest anchors of known pairs: (n,), at most 1."""
     with full_precision(left.pooled):
         # Means over regions and words; that they have unit length here makes no difference to a cosine.
         to_left = left.pooled.float() @ known_left.pooled[anchors].float().T

@@ -65,14 +65,9 @@ def encode_right(network: Network, loader: PairLoader, pairs: IntArray) -> Encod
 
 
 def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[IntArray], *, mask: bool) -> EpochView:
-    """Compute the loss and the vectors of every pair once.
+    """Compute the loss and the vectors of every pair once, in evaluation mode.
 
-    Args:
-        net: The network, put into evaluation mode for this.
-        loader: The pairs.
-        margin: Margin alpha of the loss.
-        batches: The pairs of each batch; their other pairs are the negatives.
-        mask: Whether pairs that share their left item are no negatives of each other.
+    The negatives are the other pairs of a batch, with `mask` without those of the same left item.
     """
     device = next(net.parameters()).device
     losses, spread = torch.empty(len(loader.pairs), device=device), torch.zeros((), device=device)

@@ -35,16 +35,9 @@ class Partners:
 
 
 def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
-    """Find a replacement in the bank for the left or right item of each pair.
+    """Find a replacement in the bank for the right item of each pair, or the left one unless `keep_left`.
 
-    The ranks of the network's team share the pairs.
-
-    Args:
-        view: The network that searches and chooses.
-        bank: Its bank.
-        pairs: Numbers of the noisy pairs.
-        count: K, how many candidates are tried.
-        keep_left: Keep the left items and replace the right ones; else the other way round.
+    The network of the view tries K = `count` candidates for each. The ranks of its team share the pairs.
     """
     device, groups = view.losses.device, view.loader.pairs.left_groups[view.loader.pairs.link]
     encode_kept, _ = _ordered(view.left_of, view.right_of, keep_left)
@@ -76,16 +69,9 @@ def _ordered(first: T, second: T, keep_left: bool) -> tuple[T, T]:
 
 
 def nearest(kept: Tensor, bank: Tensor, count: int, barred: Tensor) -> IntArray:
-    """Find the slots of the nearest items of the bank (Eq. 7).
+    """Slots (n, K) of the nearest items (Eq. 7) on the host, nearest first; -1 where nothing is left to take.
 
-    Args:
-        kept: (n, D) pooled vectors.
-        bank: (M, D) pooled vectors of the same side.
-        count: K, cut to M.
-        barred: (n, M), true where a slot must not be taken.
-
-    Returns:
-        (n, K) slots on the host, nearest first; -1 where nothing is left to take.
+    `kept` (n, D) and `bank` (M, D) are pooled vectors of one side; `barred` (n, M) marks forbidden slots.
     """
     apart = distances(kept, bank).masked_fill(barred, torch.inf)
     found = apart.topk(min(count, len(bank)), largest=False)
@@ -93,17 +79,9 @@ def nearest(kept: Tensor, bank: Tensor, count: int, barred: Tensor) -> IntArray:
 
 
 def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, *, keep_left: bool) -> IntArray:
-    """Choose the candidate with the highest network score for each item (Eq. 9).
+    """Choose the candidate with the highest score for each of n kept items (Eq. 9), from slots (n, K) to (n,).
 
-    Args:
-        network: Scores in evaluation mode, without gradients.
-        kept: n items, left ones if `keep_left`, else right ones.
-        bank: The bank of the candidates.
-        slots: (n, K) candidates, -1 for none.
-        keep_left: Which side is kept.
-
-    Returns:
-        (n,) slots, -1 for an item without candidates.
+    -1 stands for no candidate.
     """
     flat, again = slots.clip(min=0).reshape(-1), np.arange(len(slots)).repeat(slots.shape[1])
     _, new_items = _ordered(bank.left, bank.right, keep_left)

@@ -65,14 +65,9 @@ def meta_gradient(
     Nothing is changed and no random number drawn: the network is in evaluation mode for this, so that all passes are
     of one function, without dropout, and the running statistics see no virtual weights.
 
-    Args:
-        network: theta and phi.
-        scores: Gives the similarities S of the training batch.
-        loss: L of S, made of straight pieces.
-        meta_loss: Gives M.
-        lr: Learning rate of the virtual step.
-        clip: A gradient of L that is longer is cut to this length, as before a real step; by how much counts as a
-            constant.
+    `scores` returns the similarities S of the training batch, `loss` L of S, made of straight pieces, and `meta_loss`
+    M. The virtual step has the learning rate `lr`. A gradient of L longer than `clip` is cut to this length, as before
+    a real step; the factor counts as a constant.
     """
     phi, theta = list(score_layer(network).parameters()), body(network)
     device, team = phi[0].device, network.team

@@ -65,10 +65,7 @@ class SoftPartners:
 def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -> SoftPartners:
     """Find partners for all flagged right items, and for left items without a trusted pair.
 
-    Args:
-        pairs: All pairs.
-        trusted: (N,) which of them are trusted, at least one.
-        device: Where to compare the items.
+    At least one pair must be `trusted` (N,).
     """
     good, flagged = np.flatnonzero(trusted), np.flatnonzero(~trusted)
     lending = np.sort(np.random.default_rng(0).permutation(good)[:LENDERS]) if len(good) > LENDERS else good
@@ -104,13 +101,9 @@ def _moved(items: npt.NDArray[np.floating], mean: FloatArray, directions: FloatA
 
 
 def _lenders(own_side: Tensor, other_side: Tensor, own: IntArray, good: IntArray) -> tuple[IntArray, FloatArray]:
-    """Find the most similar trusted pairs of each item (R, K), and the odds of taking them.
+    """Find the most similar pairs of `good` for the kept items of pairs `own` (R,): lenders and odds, (R, K).
 
-    Args:
-        own_side: (N, k) items of the side that is kept, one a pair.
-        other_side: (N, k) items of the other side.
-        own: (R,) pairs whose items look for a partner.
-        good: Trusted pairs.
+    `own_side` (N, k) has the kept items, `other_side` (N, k) the others.
     """
     count = min(NEIGHBOURS, len(good))
     lenders, odds = np.empty((len(own), count), dtype=np.int64), np.empty((len(own), count))

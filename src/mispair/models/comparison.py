@@ -20,13 +20,9 @@ from mispair.pairs.batches import Items
 def compare(
     network: Network, left: Items, right: Items, without_gradient: Literal["left", "right"] | None = None
 ) -> Tensor:
-    """Every left item against every right item, (l, r), the same on all ranks.
+    """Every left item of a batch against every right item, (l, r), the same on all ranks.
 
-    Args:
-        network: Encodes and compares.
-        left: The left items of the whole batch.
-        right: The right items.
-        without_gradient: Side that is encoded in evaluation mode and gets no gradients.
+    The side `without_gradient` is encoded in evaluation mode.
     """
     with inference(network) if without_gradient == "left" else nullcontext():
         encoded_left = encode_part(network, left, "left")

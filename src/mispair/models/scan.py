@@ -81,17 +81,10 @@ class SCAN(Network):
     def _cosines(
         self, raw: Tensor, affinity: Tensor, counts: Tensor | None, context: Tensor, queries: Tensor
     ) -> Tensor:
-        """Cosine of each query with its attended context.
+        """Cosine of each query with its attended context, (c, N), 0 where a vector is zero.
 
-        Args:
-            raw: (c, m, N) products of the contexts' elements with the queries.
-            affinity: (c, m, N) the same as the attention takes them.
-            counts: (c,) how many of the m elements are real, None if all are.
-            context: (c, m, D).
-            queries: (N, D), or (c, N, D) where every context has queries of its own.
-
-        Returns:
-            (c, N), 0 where a vector is zero.
+        The products of contexts (c, m, D) and queries are `raw` (c, m, N), and `affinity` for the attention. Of the m
+        elements, `counts` (c,) are real. Queries are (N, D), or (c, N, D) where every context has its own.
         """
         weights = mask_regions(self.sharpness * affinity, counts).softmax(dim=1)
         product = (weights * raw).sum(dim=1)

@@ -62,13 +62,8 @@ class GraphReasoning(nn.Module):
 def reasoned(nodes: Tensor, words: Packing, layer: Weights, *, last: bool, fused: bool) -> Tensor:
     """New nodes, by attention among those of each graph, without scaling and without residual.
 
-    Args:
-        nodes: (l, r + T, s): for each of l images the r sentences, then the T words of all sentences one after the
-            other. A sentence and its words are a graph.
-        words: Of the sentences.
-        layer: The parameters of a `GraphReasoning`.
-        last: Only the nodes of the sentences are needed, (l, r, s).
-        fused: Whether the kernels run here.
+    Each of l images has r sentence nodes, then the T words of all sentences: (l, r + T, s). A sentence and its words
+    are a graph. The `last` layer returns only the nodes of the sentences, (l, r, s). `fused` layers run in kernels.
     """
     query, query_bias, key, _, out, out_bias = layer
     asking = nodes[:, : len(words.lengths)] if last else nodes
@@ -264,17 +259,9 @@ def all_nodes(
 ) -> Tensor:  # fmt: skip
     """Compute the nodes of all images with all sentences and words, (l, r + T, s), after these layers.
 
-    Args:
-        regions: (l, R, D).
-        counts: (l,) real regions; None if all are.
-        packed: (T, D) words.
-        words: Sentence of each word.
-        image: (l, D) pooled images.
-        sentence: (r, D) pooled sentences.
-        project: Weight and bias of the linear maps to the similarity vectors of words and of sentences.
-        layers: Graph reasoning.
-        fused: Whether graph reasoning runs in kernels.
-        one_pass: Whether the vectors of words are made in a kernel.
+    Inputs are regions (l, R, D) with real `counts` (l,), packed words (T, D), pooled images (l, D) and sentences
+    (r, D). `project` has the linear maps to the vectors of words and of sentences. `fused`: graph reasoning runs in
+    kernels; `one_pass`: so do the vectors of words.
     """
     weights = context_weights(regions, counts, unit_over_words(leaky_relu(regions @ packed.T, SLOPE), words))
     of_words, of_sentences = project[:2], project[2:]
@@ -313,15 +300,9 @@ def ownership(words: Packing) -> Tensor:
 
 
 def context_weights(regions: Tensor, counts: Tensor | None, affinity: Tensor) -> Tensor:
-    """Weights of the regions in the context of each word, a vector of unit length.
+    """Weights (l, T, R) of the regions in the context of each word, a vector of unit length.
 
-    Args:
-        regions: (l, R, D).
-        counts: (l,) how many of the R are real, None if all are.
-        affinity: (l, R, T) affinity of each of T words to each region.
-
-    Returns:
-        (l, T, R).
+    The `regions` are (l, R, D), with `counts` (l,) real ones, and `affinity` is (l, R, T).
     """
     weights = mask_regions(SMOOTH * affinity, counts).softmax(dim=1)
     with full_precision(weights):
@@ -339,17 +320,10 @@ def products(regions: Tensor) -> Tensor:
 
 
 def similarity_vectors(weights: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Similarity vectors, of unit length: a linear map of the squared differences of words and their contexts.
+    """Similarity vectors (l, T, s) of unit length: a linear map of the squared differences of words and contexts.
 
-    Args:
-        weights: (l, T, R) of the regions in the contexts.
-        regions: (l, R, D).
-        words: (T, D), or (l, T, D) where every image has words of its own.
-        weight: (s, D) of the linear map.
-        bias: (s,)
-
-    Returns:
-        (l, T, s).
+    A context is a sum of `regions` (l, R, D) by `weights` (l, T, R). The `words` are (T, D), or (l, T, D) where every
+    image has its own.
     """
     vectors = linear((working(weights) @ working(regions) - working(words)).square(), weight, bias)
     return l2norm(vectors, dtype=working_dtype(vectors))

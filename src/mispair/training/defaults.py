@@ -33,13 +33,7 @@ TIMED = 3  # steps
 
 
 def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
-    """Fill in missing settings, by data and device.
-
-    Args:
-        config: All settings.
-        given: Names of those that were given.
-        pairs: What is trained on.
-    """
+    """Fill in the settings that are not `given`, by data and device."""
     device = pick_device(config.device)
     chosen = {key: value for key, value in _choice(config, len(pairs), device).items() if key not in given}
     start = chosen.get("negatives_start", config.negatives_start)

@@ -96,11 +96,7 @@ def train_and_test(
 ) -> TrainedRun:
     """Read the data, inject noise, train, and test the best model, as `mispair train` does.
 
-    Args:
-        config: The settings.
-        out: Run folder.
-        console: Where to show progress.
-        given: Names of the settings that were chosen; the others follow the data and the device. By default all were.
+    Settings that are not `given` follow the data and the device; by default all were given.
     """
     with connect(config.device) as ranks:
         check_ranks(config, ranks)
@@ -128,16 +124,7 @@ def _tested(splits: Splits, matcher: Matcher, out: Path) -> TrainedRun:
 
 
 def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
-    """Return the pairs of a split without those flagged by the audit of a run.
-
-    Args:
-        run: The run folder.
-        pairs: The pairs of the split.
-        split: Such as test.
-
-    Returns:
-        None where nothing was flagged, or these pairs were not audited.
-    """
+    """Return the pairs of a split without those flagged by the audit of a run; None if it has flagged none."""
     path = run / {"dev": DEV, "test": TEST}.get(split, "")
     if not path.is_file() or len(columns := AuditColumns.read(path)) != len(pairs):
         return None

@@ -60,17 +60,7 @@ RECOMMENDED = "mend"
 
 @dataclass(frozen=True)
 class Work:
-    """Input of the features.
-
-    Attributes:
-        source: What was given.
-        files: How to read and encode it.
-        data: Where the pairs are.
-        pairs: The pairs.
-        review: The audit that they are of, with its decisions, if an audit was given.
-        edits: What becomes of its pairs.
-        columns: What it says of them after the edits.
-    """
+    """Input of the features: a source, or the audit of one with its decisions, edits and edited columns."""
 
     source: Path
     files: Files
@@ -119,19 +109,8 @@ def train_from_files(
 ) -> TrainedRun:
     """Train and test a model from files; the same call resumes after an interruption.
 
-    Args:
-        source: Images and captions, or anything else that `mispair audit` reads; or what it has written: then the pairs
-            as a review leaves them.
-        config: Settings of the training. Those that are not `given` follow the data and the device; the method is then
-            the recommended one.
-        out: Run folder.
-        console: Where to show progress.
-        given: Names of the settings that were chosen.
-        files: How to read and encode the source.
-
-    Raises:
-        ConfigError: The settings do not go together, or an encoder is missing.
-        DataError: The files cannot be read or trained on.
+    The source is any input of `mispair audit`, or its output: then the pairs as a review leaves them. Settings that are
+    not `given` follow the data and the device; the method is then the recommended one.
     """
     files = files or Files()
     if "method" not in given:

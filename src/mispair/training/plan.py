@@ -15,12 +15,7 @@ def plan_epoch(
 ) -> list[StepPlan]:
     """Plan all steps of the epoch. A last batch of one pair is left out: it has no negatives.
 
-    Args:
-        pairs: The clean and the noisy pairs.
-        size: Pairs a batch.
-        order: Shuffles the clean pairs.
-        noisy_order: Shuffles the noisy pairs.
-        first: Number of the first main step; None while warming up. A step on noisy pairs alone does not count.
+    `first` is the number of the first main step, None while warming up. A step on noisy pairs alone does not count.
     """
     clean = order.permutation(pairs.clean)
     noisy = noisy_batches(pairs.noisy, size, noisy_order)

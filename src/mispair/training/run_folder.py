@@ -299,12 +299,7 @@ def _is_ours(settings: Path) -> bool:
 
 
 def own_features(run: Path, data: str) -> str | None:
-    """Return the features made by a run itself, even after its folder was moved; None for other runs.
-
-    Args:
-        run: The folder.
-        data: The data of its settings.
-    """
+    """Return the features made by a run itself, even after its folder was moved; None for other runs."""
     made = run / MADE_FROM_FILES[0]
     return str(made.resolve()) if Path(data).name == made.name and made.is_dir() else None
 

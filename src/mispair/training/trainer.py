@@ -66,21 +66,13 @@ INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # indepen
 
 @dataclass
 class Learner:
-    """A network in training.
-
-    Attributes:
-        config: Its settings.
-        net: The network.
-        optimizer: Of its weights.
-        monitor: Reads its metrics.
-        updates: Its step while warming up, and in the main epochs; on a GPU each is recorded once.
-    """
+    """A network in training."""
 
     config: Config
     net: Network
     optimizer: torch.optim.Optimizer
     monitor: StepMonitor
-    updates: tuple[CudaGraphStep[StepMetrics], CudaGraphStep[StepMetrics]]
+    updates: tuple[CudaGraphStep[StepMetrics], CudaGraphStep[StepMetrics]]  # its steps: warming up, in main epochs
 
 
 class Progress(NamedTuple):
@@ -305,8 +297,7 @@ class Trainer:
     def validate(self, seconds: float = 0.0) -> None:
         """Validate, and keep the networks if they are the best so far or the first of a new set.
 
-        Args:
-            seconds: What the epoch took, for the log.
+        The log has the `seconds` of the epoch.
         """
         if self.validation.dev is None:
             return

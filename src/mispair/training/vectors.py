@@ -23,14 +23,7 @@ BLOCK = 4096  # rows that are read at a time
 
 
 def write_vectors(source: Source, out: Path, rule: SplitRule, request: Mapping[str, Json]) -> None:
-    """Write the vectors of each split, without unreadable rows.
-
-    Args:
-        source: Pairs with vectors.
-        out: The folder.
-        rule: Which pairs validate and test.
-        request: What the vectors depend on.
-    """
+    """Write the vectors of each split, without unreadable rows; they depend on `request`."""
     encoded = source.layout == "raw"
     # Under the names by which `Origin.read` knows the encoders.
     models = {f"{side} model": request[f"{side}_model"] if encoded else None for side in ("image", "text")}

@@ -90,14 +90,7 @@ class Section:
 def write_report(results: Results, out: Path, images: Path | None, command: str) -> list[Path]:
     """Write `index.html`, `tables.md`, `tables.tex`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
 
-    Args:
-        results: The comparison.
-        out: Folder to write to.
-        images: Folder with the images of the data set, for examples.
-        command: The command line, for the page.
-
-    Returns:
-        The files, the page first.
+    `images` is the folder with the images of examples. Return the files, the page first.
     """
     suite, done, ranking = results.suite, results.done, Ranking.of(results)
     thumbnails: dict[str, str] = {}  # by the name in the data set

@@ -26,13 +26,9 @@ CHUNK = 1024  # images at a time
 
 
 def synthetic_pairs(captions: Path | None, images: int, *, seed: int = 0) -> Pairs:
-    """Images with five captions each.
+    """Images with five captions each, from a file with one per line (.gz or not), repeated if it is too short.
 
-    Args:
-        captions: A file with one caption per line, plain or compressed (.gz); repeated if it is too short. By default
-            captions are random words, with the lengths of Flickr30K.
-        images: Number of images.
-        seed: Chooses images and captions; the vocabulary is the same for all seeds.
+    By default captions are random words, with the lengths of Flickr30K. The vocabulary is the same for all seeds.
     """
     count = CAPTIONS * images
     texts = random_captions(count, seed) if captions is None else read_captions(captions, count, seed)

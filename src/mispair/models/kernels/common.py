@@ -24,12 +24,9 @@ MOST_ROWS = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
 
 
 def works(device: torch.device, trial: Callable[[], object], slow: str) -> bool:
-    """Whether kernels run on this device: tries them, for Triton also needs a C compiler and a recent GPU.
+    """Whether kernels run on this device: `trial` runs them, as Triton also needs a C compiler and a recent GPU.
 
-    Args:
-        device: Any; only CUDA devices have Triton.
-        trial: Runs the kernels once, with gradients.
-        slow: What they are for, as the warning names it.
+    Otherwise warn that `slow` is slow.
     """
     if not HAS_TRITON or device.type != "cuda":
         return False

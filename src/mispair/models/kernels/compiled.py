@@ -37,23 +37,14 @@ def _trial(x: Tensor) -> Tensor:
 
 
 def fits(sizes: Sequence[int], elements: int) -> bool:
-    """Whether the code for all sizes is also for these: torch takes 0 and 1 as constants.
-
-    Args:
-        sizes: Of the changing dimensions.
-        elements: Of the largest tensor.
-    """
+    """Whether the code is for these sizes of the changing dimensions: torch takes 0 and 1 as constants."""
     return min(sizes) >= 2 and elements < MOST_ELEMENTS
 
 
 def run(function: Callable[..., Tensor], changing: Sequence[Changing], *arguments: object) -> Tensor:
-    """function(*arguments), compiled.
+    """Return function(*arguments), compiled. The function must use nothing but its arguments.
 
-    Args:
-        function: Uses nothing but its arguments.
-        changing: Tensors whose size changes. Sizes that are always equal need the same typical size, others a different
-            one.
-        *arguments: Of the function.
+    In `changing`, sizes that are always equal need the same typical size, others a different one.
     """
     for tensor, sizes in changing:
         if tensor is not None:

@@ -55,8 +55,8 @@ def bench_run(
         images: For a dry run: number of training images; by default that of the data set.
         json: Print the numbers as JSON.
     """
-    from mispair.bench.suite.preparing import prepare
     from mispair.bench.suite.record import to_json
+    from mispair.bench.suite.results_folder import prepare
     from mispair.bench.suite.runner import run_cells, state
     from mispair.bench.suite.suite import read_suite
     from mispair.compute.devices import pick_device
@@ -111,7 +111,7 @@ def _dry_images(suite: Suite, data: str | None, images: int | None) -> int:
 
 def _dry_run(suite: Suite, cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
     from mispair.bench.suite.dry_run import group, measure, typical
-    from mispair.bench.suite.preparing import check_noise_files
+    from mispair.bench.suite.results_folder import check_noise_files
     from mispair.support.formatting import duration
 
     check_noise_files(suite, [typical(alike) for alike in group(cells)])

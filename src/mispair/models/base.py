@@ -14,7 +14,7 @@ from mispair.compute.precision import EPSILON, full_precision
 from mispair.functional.evidence import raw_scores
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.pairs.batches import Items
-from mispair.pairs.pairs import Kind, Side, Tokens
+from mispair.pairs.pairs import Kind, Pairs, Side, Tokens
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class SideSpec:
             return cls("tokens", len(side.vocabulary))
         count = side.features.shape[1] if side.kind == "regions" else 0
         return cls(side.kind, side.features.shape[-1], count)
+
+    @classmethod
+    def of_both(cls, pairs: Pairs) -> tuple[SideSpec, SideSpec]:
+        return cls.of(pairs.left), cls.of(pairs.right)
 
     def __str__(self) -> str:
         if self.kind == "tokens":

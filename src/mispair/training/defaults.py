@@ -117,7 +117,7 @@ def duration_sentence(config: Config, pairs: Pairs) -> str:
     device = pick_device(config.device)
     method = methods.select(config)
     configs = method.network_configs(config)
-    check_memory(configs, (SideSpec.of(pairs.left), SideSpec.of(pairs.right)), device)
+    check_memory(configs, pairs, device)
     of_models = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
     seconds = method.seconds(config, [of_models[own.model] for own in configs])
     steps = math.ceil(len(pairs) / config.batch_size)
@@ -131,7 +131,7 @@ def duration_sentence(config: Config, pairs: Pairs) -> str:
 def _step_seconds(config: Config, pairs: Pairs, device: torch.device) -> float:
     """Time one training step of a temporary network, in seconds."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).to(device).train()
+        network = build(config, *SideSpec.of_both(pairs), seed=0).to(device).train()
         optimizer = make_optimizer(config, list(network.parameters()))
         rows = np.unique(np.linspace(0, len(pairs) - 1, min(config.batch_size, len(pairs))).astype(np.int64))
         if len(rows) < 2:

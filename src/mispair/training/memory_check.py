@@ -10,23 +10,18 @@ import torch
 from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.models import SideSpec, find, weight_bytes
+from mispair.pairs.pairs import Pairs
 from mispair.support import memory
 
 TRAINED = 4  # weights, gradients and the two moments of Adam
 
 
-def check_memory(configs: Sequence[Config], specs: tuple[SideSpec, SideSpec], device: torch.device) -> None:
+def check_memory(configs: Sequence[Config], pairs: Pairs, device: torch.device) -> None:
     """Raise if the free memory cannot hold the networks in training; batches need more on top.
 
-    Args:
-        configs: Of each network.
-        specs: Of the two sides.
-        device: Where they train. On a GPU only their weights pass through the memory of the machine.
-
-    Raises:
-        ConflictError: They do not fit.
+    On a GPU only the weights pass through the memory of the machine.
     """
-    free = memory.available_memory()
+    free, specs = memory.available_memory(), SideSpec.of_both(pairs)
     needed = sum(weight_bytes(config, *specs) for config in configs) * (1 if device.type == "cuda" else TRAINED)
     if free is not None and needed > free:
         config = max(configs, key=lambda one: weight_bytes(one, *specs))

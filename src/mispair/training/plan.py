@@ -23,17 +23,14 @@ def plan_epoch(
     batches = (clean[start : start + size] for start in range(0, len(clean), size))
     for number, batch in enumerate(batch for batch in batches if len(batch) > 1):
         step = None if first is None else first + number
-        for trained, together, on_noisy in steps(batch, next(noisy), pairs.order):
-            plans.append(StepPlan(len(plans), step, trained, together, on_noisy))
+        beside = next(noisy)
+        if beside is None or pairs.order == "together":
+            plans.append(StepPlan(len(plans), step, batch, beside))
+            continue
+        both = (batch, False), (beside, True)
+        for trained, on_noisy in both if pairs.order == "after" else both[::-1]:
+            plans.append(StepPlan(len(plans), step, trained, on_noisy=on_noisy))
     return plans
-
-
-def steps(clean: IntArray, noisy: IntArray | None, order: str) -> list[tuple[IntArray, IntArray | None, bool]]:
-    """Split one batch of clean pairs and perhaps one of noisy pairs into steps."""
-    if noisy is None or order == "together":
-        return [(clean, noisy, False)]
-    both: list[tuple[IntArray, IntArray | None, bool]] = [(clean, None, False), (noisy, None, True)]
-    return both if order == "after" else both[::-1]
 
 
 def noisy_batches(pairs: IntArray, size: int, rng: np.random.Generator) -> Iterator[IntArray | None]:

@@ -65,27 +65,18 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     notes.print(f"{train.name}: {len(train):,} pairs" + (f", {ratio:.2%} of them mismatched" if ratio else ""))
     if "dev" not in others:
         notes.print("There is no dev split, so the last epoch is kept instead of the best.")
-    _note_unknown_words(train, notes)
-    _note_cut_splits(config, notes)
-    return splits
-
-
-def _note_cut_splits(config: Config, notes: Console) -> None:
-    """Warn if dev and test are cut from the rows of train: they are as noisy."""
+    if unknown := mostly_unknown(train.right):
+        notes.print(
+            f"{train.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
+            "give the vocabulary that belongs to them with --vocab."
+        )
     if is_embedding_folder(loading.find_folder(config.data)):
         notes.print(
             "dev and test are the last rows of the same data as train: if pairs of it are mismatched, the best epoch "
             "and the test results rest on mismatched pairs, too. Make folders train/, dev/ and test/, with checked "
             "pairs in the last two."
         )
-
-
-def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
-    if unknown := mostly_unknown(pairs.right):
-        notes.print(
-            f"{pairs.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
-            "give the vocabulary that belongs to them with --vocab."
-        )
+    return splits
 
 
 def check_tested(config: Config, splits: Splits) -> None:

@@ -123,10 +123,9 @@ class Trainer:
         self.progress = TrainingProgress(steps, console, f"{config.method} {config.model}")
 
     def _build(self, configs: Sequence[Config]) -> list[Network]:
-        specs = SideSpec.of(self.train_pairs.left), SideSpec.of(self.train_pairs.right)
-        check_memory(configs, specs, self.device)
+        check_memory(configs, self.train_pairs, self.device)
         return [
-            build(own, *specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
+            build(own, *SideSpec.of_both(self.train_pairs), self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
             for number, own in enumerate(configs)
         ]
 
@@ -357,19 +356,10 @@ class Trainer:
         metrics, bad_step = monitor.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
-        loss, spread, grad_norm = (metrics.pop(name) for name in ("loss", "spread", "grad_norm"))
-        self.run.log(
-            StepEvent(
-                epoch=cursor.epoch,
-                step=cursor.step,
-                network=cursor.network,
-                loss=loss,
-                spread=spread,
-                grad_norm=grad_norm,
-                metrics=metrics,
-            )
-        )
-        self.progress.metrics(loss, spread)
+        usual = {name: metrics.pop(name) for name in ("loss", "spread", "grad_norm")}
+        place = {"epoch": cursor.epoch, "step": cursor.step, "network": cursor.network}
+        self.run.log(StepEvent(**place, **usual, metrics=metrics))
+        self.progress.metrics(usual["loss"], usual["spread"])
         if monitor.health.collapsed:
             self._refuse_collapse()
 
@@ -502,7 +492,8 @@ class Trainer:
         ]
         position = self.cursor.positions[numbers[0]]
         told = self.ranks.exchange(Progress(position, self.learners[numbers[0]].monitor.health, checksums))
-        if any(progress.checksum != told[team.first].checksum for team in self.teams for progress in _of(team, told)):
+        groups = [told[team.first : team.first + team.size] for team in self.teams]
+        if any(progress.checksum != group[0].checksum for group in groups for progress in group):
             raise MispairError(
                 "the ranks have come to different weights",
                 advice="Check that all machines have the same data set and the same versions of torch and mispair.",
@@ -574,7 +565,7 @@ class Trainer:
         """Save the networks of the model."""
         kept = self.method.kept_networks(min(self.cursor.epoch, self.config.total_epochs - 1))
         train, nets = self.train_pairs, [self.nets[number] for number in kept]
-        specs = SideSpec.of(train.left), SideSpec.of(train.right)
+        specs = SideSpec.of_both(train)
         models = [self.learners[number].config.model for number in kept]
         words = next((side.vocabulary for side in (train.right, train.left) if isinstance(side, Tokens)), None)
         Matcher(self.config, specs, nets, words, self.device, models, train.origin).save(self.run.best)
@@ -624,10 +615,6 @@ def check_ranks(config: Config, ranks: Ranks) -> None:
         )
 
 
-def _of(team: Team, told: list[Progress]) -> list[Progress]:
-    return told[team.first : team.first + team.size]
-
-
 def _packed(state: dict[str, Any]) -> bytes:
     """Serialize tensors and plain values for another process."""
     buffer = io.BytesIO()
@@ -642,9 +629,7 @@ def _unpacked(content: bytes) -> dict[str, Any]:
 
 def check_networks(config: Config, train: Pairs) -> None:
     """Raise if the networks do not take these pairs or do not fit into memory."""
-    method = methods.select(config)
-    configs = method.network_configs(config)
-    check_memory(configs, (SideSpec.of(train.left), SideSpec.of(train.right)), pick_device(config.device))
+    check_memory(methods.select(config).network_configs(config), train, pick_device(config.device))
 
 
 def check_pairs(train: Pairs, dev: Pairs | None) -> None:

@@ -20,8 +20,7 @@ from mispair.bench.report import exports
 from mispair.bench.report.figures import COLORS
 from mispair.bench.report.page import Ranking, write_report
 from mispair.bench.report.tables import part_tables
-from mispair.bench.suite.examples import PairExample
-from mispair.bench.suite.record import Record
+from mispair.bench.suite.record import PairExample, Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite, SuiteRow, read_suite
 from mispair.errors import MispairError

@@ -26,12 +26,12 @@ from rich.console import Console
 from forked import fork_server
 from mispair.bench.suite import record as record_module
 from mispair.bench.suite import runner
-from mispair.bench.suite.preparing import check_data
 from mispair.bench.suite.record import ETAS, RECORD, RUN, Record, noise_hash, read_record, run_cell, write_record
 from mispair.bench.suite.results_folder import (
     CELLS,
     LOCK,
     cell_folder,
+    check_data,
     check_folder,
     claimed,
     is_claimed,

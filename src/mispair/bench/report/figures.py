@@ -19,12 +19,14 @@ from matplotlib.figure import Figure
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator, NullLocator
 
+from mispair import methods
 from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part
+from mispair.config import Config
+from mispair.errors import ConfigError
 from mispair.settings import RepairSettings
 from mispair.support.formatting import clean, slug
-from mispair.training.phases import noisy_from
 from mispair.training.settings import every_setting
 
 WIDTH, HEIGHT = 3.5, 2.4  # inches: a column of a paper; the height of the plot without its legend
@@ -223,6 +225,15 @@ def _plot_validation(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _widen(axes, LEAST_RSUM)
     return True
+
+
+def noisy_from(config: Config) -> int | None:
+    """Number of epochs before noisy pairs take part; None if they never do."""
+    try:
+        start = methods.select(config).noisy_from(config)
+    except ConfigError:  # the method of these results is not installed here
+        return None
+    return None if start is None else config.warmup_epochs + start
 
 
 def _mark(axes: Axes, x: float, label: str) -> None:

@@ -11,7 +11,7 @@ from mispair.bench.report import exports
 from mispair.bench.report.figures import ReportFigure, part_figures
 from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels, percent
 from mispair.bench.report.tables import READING, ReportTable, part_tables, provenance_table
-from mispair.bench.suite.examples import PairExample
+from mispair.bench.suite.record import PairExample
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part
 from mispair.support.files import write_atomically

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import torch
 
-from mispair import models
+from mispair import methods, models
 from mispair.bench.suite.suite import Cell, digest
 from mispair.bench.suite.synthetic import stand_in
 from mispair.compute.devices import give_back_memory
 from mispair.config import Config
 from mispair.errors import MispairError
+from mispair.methods.base import Phase
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.pairs import Pairs
-from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.settings import every_setting, override
 from mispair.training.trainer import Trainer
@@ -113,7 +113,7 @@ def _first_steps(cell: Cell, train: Pairs, dev: Pairs) -> TrainingCost:
         if cuda:
             torch.cuda.reset_peak_memory_stats(trainer.device)
         with torch.random.fork_rng([trainer.device] if cuda else []):
-            times = [_timed(trainer, phase) for phase in phases(config) if phase.epochs]
+            times = [_timed(trainer, phase) for phase in methods.select(config).phases(config) if phase.epochs]
             start = time.perf_counter()
             trainer.validate()
             validation = time.perf_counter() - start

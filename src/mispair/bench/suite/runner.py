@@ -21,9 +21,7 @@ from statistics import median
 from typing import Literal
 
 import torch
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from mispair.bench.suite.record import RECORD, RUN, Record, read_record, run_cell
@@ -37,7 +35,6 @@ from mispair.training.run_folder import count_validations
 
 CONTEXT = multiprocessing.get_context("spawn")  # a forked process cannot use its parent's GPU
 POLL_SECONDS = 0.5
-MOST_ENDED = 8  # trainings that have ended, in the live table
 STOPPED = 75  # exit code of a worker that was stopped
 SAVED = "Stopped; everything is saved. Run the command again to resume."
 
@@ -168,13 +165,10 @@ def _show_progress(
     printed = {cell.name for cell in cells if read_record(cell_folder(results, cell))}
 
     def line() -> bool:
-        states = [state(results, cell) for cell in cells]
-        running = (f"{one.cell.name}: {one}" for one in states if one.status == "running")
-        console.print("; ".join((_counts(states), *running)), soft_wrap=True, markup=False)
+        console.print(_summary([state(results, cell) for cell in cells]), soft_wrap=True, markup=False)
         return True
 
-    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-    with live or heartbeat(console, line):
+    with heartbeat(console, line), console.status("") as status:
         working = bool(workers)
         while working:
             working = any(worker.is_alive() for worker in workers)  # before the errors, so that none is lost
@@ -186,27 +180,16 @@ def _show_progress(
                 printed.add(new.cell.name)
                 ended = sum(one.record is not None for one in states)
                 console.print(f"{ended} of {len(states)}  {new.cell.name}: {new}", soft_wrap=True, markup=False)
-            if live is not None:
-                live.update(_live_table(states), refresh=True)
+            status.update(Text(_summary(states)))
 
 
-def _counts(states: Sequence[CellState]) -> str:
-    """Number of trainings by status, and the time left."""
+def _summary(states: Sequence[CellState]) -> str:
+    """Number of trainings by status, the time left, and the running trainings."""
     counts = {name: sum(one.status == name for one in states) for name in ("done", "running", "waiting", "failed")}
     line = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     left = seconds_left(states)
-    return line if left is None else f"{line}; about {duration(left)} left"
-
-
-def _live_table(states: Sequence[CellState]) -> Group:
-    """The running and the last ended trainings."""
-    table = Table("training", "noise", "seed", "")
-    running = [one for one in states if one.status == "running"]
-    ended = [one for one in states if one.record][-MOST_ENDED:]
-    for one in (*ended, *running):
-        config = one.cell.config
-        table.add_row(Text(one.cell.name), f"{config.noise_ratio:.0%}", str(config.seed), Text(str(one)))
-    return Group(Text(_counts(states)), table)
+    running = [f"{one.cell.name}: {one}" for one in states if one.status == "running"]
+    return "; ".join([line, *([] if left is None else [f"about {duration(left)} left"]), *running])
 
 
 def seconds_left(states: Sequence[CellState]) -> float | None:

@@ -32,11 +32,11 @@ from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config
 from mispair.errors import NotFoundError
+from mispair.methods.base import Phase
 from mispair.methods.repair import Repair
 from mispair.methods.report import MethodReport
 from mispair.pairs.layouts.loading import with_noise
 from mispair.settings import RepairSettings
-from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
@@ -174,7 +174,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", short) as run:
         trainer = Trainer(short, train, dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            planned = zip(phases(config), phases(short), strict=True)
+            planned = zip(*(methods.select(one).phases(one) for one in (config, short)), strict=True)
             times = [_timed(trainer, phase, min(MOST, few.epochs)) for phase, few in planned if few.epochs]
             report = trainer.report
             main = next(epochs for epochs in times if epochs.name == "main")

@@ -20,7 +20,6 @@ from common import run
 from mispair import methods
 from mispair.bench.suite.synthetic import synthetic_pairs
 from mispair.pairs.layouts.loading import with_noise
-from mispair.training.phases import phases
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
@@ -59,7 +58,7 @@ def main(images: Positional[int], device: Positional[str], recipes: Positional[t
             pairs = replace(pairs, match_score=(~pairs.mismatched).astype(np.float32))
         with tempfile.TemporaryDirectory() as folder, Run(Path(folder) / "run", config) as folder_of_run:
             trainer = StepsAlone(config, pairs, dev, folder_of_run, None)
-            for phase in phases(config):
+            for phase in methods.select(config).phases(config):
                 for _ in range(phase.epochs):
                     before, started = trainer.cursor.step, time.perf_counter()
                     trainer.epoch()

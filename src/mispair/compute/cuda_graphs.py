@@ -25,13 +25,9 @@ T = TypeVar("T")
 class CudaGraphStep(Generic[T]):
     """Runs `step` on inputs: dataclasses, tuples and tensors in any nesting, all tensors on the GPU.
 
-    What `step` returns is overwritten by the next call. It must do the same for all inputs of one shape, read nothing
-    back and leave no gradients behind that anybody needs. Used as a context, it gives its memory back at the end.
-
-    Args:
-        step: The function.
-        on: Whether to record at all.
-        pool: Memory (`torch.cuda.graph_pool_handle()`) to share with others that never run at the same time.
+    The next call overwrites the result. `step` must do the same for all inputs of one shape, read nothing back and
+    leave no gradients behind. Used as a context, it frees its memory at the end. Steps that never run at the same time
+    may share a memory `pool` (`torch.cuda.graph_pool_handle()`).
     """
 
     def __init__(self, step: Callable[[Any], T], *, on: bool, pool: Any = None) -> None:

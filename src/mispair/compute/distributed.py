@@ -1,8 +1,8 @@
 """Training by several processes, started by torchrun and connected by torch.distributed.
 
 The ranks of a `Team` share the work on a network. Each rank encodes its part of a batch and compares its left items
-with all right items. Then every rank has all similarities and computes the same loss (`models.comparison`). Methods
-need not know about ranks, and the sum of the gradients is the gradient of one process with the same batch.
+with all right items. Then every rank has all similarities and computes the same loss (`models.comparison`). The sum of
+the gradients is the gradient of one process with the same batch.
 """
 
 from __future__ import annotations

@@ -29,17 +29,11 @@ BATCHES = 100  # stream of random numbers
 
 @dataclass(frozen=True)
 class EpochPairs:
-    """Training pairs of one network in one epoch.
-
-    Attributes:
-        clean: An epoch goes once over these.
-        noisy: A batch of these goes with every batch of clean ones, round after round.
-        order: Whether both are in one step, or the noisy ones in a step of their own after or before.
-    """
+    """Training pairs of one network in one epoch: once over the clean ones, each batch with a noisy batch."""
 
     clean: IntArray
-    noisy: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    order: Literal["together", "after", "before"] = "together"
+    noisy: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # round after round
+    order: Literal["together", "after", "before"] = "together"  # in one step; or noisy ones in a step of their own
 
 
 @dataclass(frozen=True)

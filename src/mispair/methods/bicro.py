@@ -42,17 +42,13 @@ class BiCroInputs(StepInputs):
 
 
 class BiCro(CoTeaching):
-    """Labels by bidirectional cross-modal similarity consistency (Yang et al., CVPR 2023).
-
-    Attributes:
-        clean: The pairs that train each network in this epoch.
-    """
+    """Labels by bidirectional cross-modal similarity consistency (Yang et al., CVPR 2023)."""
 
     settings = (CoTeachingSettings, BicroSettings)
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        self.clean: list[IntArray] = [np.empty(0, dtype=np.int64)] * 2
+        self.clean: list[IntArray] = [np.empty(0, dtype=np.int64)] * 2  # training pairs of each network in this epoch
 
     @classmethod
     def variant(cls, config: Config) -> type[BiCro]:
@@ -86,8 +82,7 @@ class BiCro(CoTeaching):
             return super().inputs(net, plan, augment)
         anchors = self._anchor_pairs(net, plan.main_step) if plan.on_noisy else plan.pairs
         pad_shapes = self.loader.pad_shapes(plan.pairs, anchors)
-        batch = self.loader.batch(plan.pairs, augment, pad_shapes)
-        unaugmented = batch if augment is None else self.loader.batch(plan.pairs, None, pad_shapes)
+        batch, unaugmented = self.augmented(plan.pairs, augment, pad_shapes)
         clean = self.loader.batch(anchors, None, pad_shapes) if plan.on_noisy else None
         return BiCroInputs(batch, self.negatives(plan.main_step), unaugmented=unaugmented, clean=clean)
 

@@ -13,7 +13,7 @@ from mispair.methods.base import EpochPairs, Method
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.methods.report import BoolArray, Examples, MethodReport, selection, separation
 from mispair.models import Network
-from mispair.pairs.batches import PairLoader
+from mispair.pairs.batches import Batch, PadShapes, PairLoader
 from mispair.pairs.pairs import IntArray
 from mispair.settings import CoTeachingSettings
 
@@ -21,12 +21,7 @@ SURE = 0.99  # the highest probability that losses or an audit can give
 
 
 class CoTeaching(Method):
-    """Base class of NCR, BiCro and REPAIR.
-
-    Attributes:
-        w: (2, N) probability that a pair is clean, by each network.
-        mean_losses: (2, N) losses smoothed over the epochs; empty before the first main epoch.
-    """
+    """Base class of NCR, BiCro and REPAIR."""
 
     networks = 2
     settings: tuple[type, ...] = (CoTeachingSettings,)
@@ -34,8 +29,8 @@ class CoTeaching(Method):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        self.w = np.ones((2, len(loader.pairs)), dtype=np.float32)
-        self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
+        self.w = np.ones((2, len(loader.pairs)), dtype=np.float32)  # probability of being clean, by each network
+        self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)  # (2, N) from the first main epoch on
         self._report: MethodReport | None = None
 
     @classmethod
@@ -85,6 +80,13 @@ class CoTeaching(Method):
         if not self.noisy_started(epoch):
             return [EpochPairs(np.flatnonzero(row)) for row in by_peer]
         return [EpochPairs(np.flatnonzero(row), np.flatnonzero(~row)) for row in by_peer]
+
+    def augmented(
+        self, pairs: IntArray, augment: np.random.Generator | None, pad_shapes: PadShapes
+    ) -> tuple[Batch, Batch]:
+        """Load a batch, and the same pairs without augmentation."""
+        batch = self.loader.batch(pairs, augment, pad_shapes)
+        return batch, batch if augment is None else self.loader.batch(pairs, None, pad_shapes)
 
     def noisy_started(self, epoch: int) -> bool:
         """Whether noisy pairs take part in main epoch `epoch`."""

@@ -36,12 +36,7 @@ class DeclInputs(StepInputs):
 
 
 class Decl(Method):
-    """Cross-modal evidential learning with the robust dynamic hinge loss (Qin et al., ACM MM 2022).
-
-    Attributes:
-        clean: (networks, N) the pairs that each network takes for clean; all of them while warming up.
-        warmups: Warm-up epochs begun.
-    """
+    """Cross-modal evidential learning with the robust dynamic hinge loss (Qin et al., ACM MM 2022)."""
 
     settings = (DeclSettings,)
     ignores = ("negatives_start", "negatives_end", "hardening_steps", "as_published")
@@ -50,8 +45,8 @@ class Decl(Method):
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
         self.device = loader.left.device
-        self.clean = torch.ones(len(nets), len(loader.pairs), dtype=torch.bool, device=self.device)
-        self.warmups = 0
+        self.clean = torch.ones(len(nets), len(loader.pairs), dtype=torch.bool, device=self.device)  # by each network
+        self.warmups = 0  # warm-up epochs begun
 
     @property
     def own(self) -> DeclSettings:

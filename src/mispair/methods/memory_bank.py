@@ -20,17 +20,11 @@ from mispair.pairs.pairs import IntArray
 
 
 class Bank:
-    """At most `size` pairs, the oldest first.
-
-    Attributes:
-        left: The left items.
-        right: The right items.
-        ids: (len(bank),) number of each pair in the data set.
-    """
+    """At most `size` pairs, the oldest first."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float16) -> None:
         self.size = size
-        self.ids: IntArray = np.empty(0, dtype=np.int64)
+        self.ids: IntArray = np.empty(0, dtype=np.int64)  # (len(bank),) number of each pair in the data set
         self.left, self.right = SideBank(size, dtype), SideBank(size, dtype)
 
     def __len__(self) -> int:
@@ -90,9 +84,8 @@ class SideBank:
 
     @property
     def pooled(self) -> Tensor:
-        """(n, D) pooled vectors."""
-        if self._pooled is None:
-            raise IndexError("The bank is empty.")
+        """(n, D) pooled vectors of a bank that is not empty."""
+        assert self._pooled is not None
         return self._pooled
 
     def lengths(self, slots: IntArray) -> IntArray:

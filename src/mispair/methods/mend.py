@@ -51,13 +51,7 @@ class MendInputs(StepInputs):
 
 
 class Mend(Method):
-    """Two teachers train on the pairs that an audit trusts, then a student learns from both (recommended).
-
-    Attributes:
-        epoch: Number of the epoch that has begun, warm-up included.
-        trusted: (N,) pairs that the audit did not flag.
-        partners: Soft partners of the others; None before the first epoch, and where all pairs are trusted.
-    """
+    """Two teachers train on the pairs that an audit trusts, then a student learns from both (recommended)."""
 
     networks = 3
     audits = True
@@ -71,11 +65,11 @@ class Mend(Method):
         super().__init__(config, nets, loader)
         self.check(config)
         self.device = loader.left.device
-        self.epoch = -1
+        self.epoch = -1  # the present one, warm-up included
         self.trusted = np.zeros(len(loader.pairs), dtype=bool)
         self.trusted[self.unflagged] = True
         self._flagged = np.flatnonzero(~self.trusted)
-        self.partners: SoftPartners | None = None
+        self.partners: SoftPartners | None = None  # until the first epoch, and if all pairs are trusted
 
     @classmethod
     def check(cls, config: Config) -> None:

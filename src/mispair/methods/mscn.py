@@ -86,12 +86,8 @@ class MscnInputs(StepInputs):
 class Mscn(Method):
     """Similarities corrected by a meta network that learns from pairs known to match (Han et al., CVPR 2023).
 
-    Attributes:
-        meta_set: Training pairs known to be right. No step trains on them.
-        rest: All other training pairs.
-        known: By network: the meta set and this epoch's mismatched pairs.
-        meta_optimizers: Of each network's meta network in the main epochs.
-        epoch: The main epoch.
+    `meta_set` has training pairs known to match; no step trains on them. `known` has the meta set and as many
+    mismatched pairs for each network, new ones in each epoch.
     """
 
     networks = 2
@@ -143,7 +139,9 @@ class Mscn(Method):
         for net, known in zip(self.nets, self.known, strict=True):
             if epoch == 0:
                 self.calibrate(net, known)
-            of_known, of_rest = self._similarities(net, known)
+            left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
+            similarities = pair_scores(net, self.loader, left, np.concatenate([known.right, self.rest]))
+            of_known, of_rest = np.split(similarities, [len(known.labels)])
             w = self.clean_posterior(of_known, known.labels, of_rest)
             kept.append(above(w, self.config.of(CoTeachingSettings).clean_threshold))
             scores = separation({"similarity": of_rest, "w": w}, right)
@@ -167,12 +165,6 @@ class Mscn(Method):
             set_lr(optimizer, self.own.meta_lr * decay)
         pairs = self.loader.pairs
         self.known = [known_pairs(pairs, self.meta_set, self.rng(MISMATCHED, epoch, net)) for net in range(2)]
-
-    def _similarities(self, network: Network, known: LabelledPairs) -> tuple[FloatArray, FloatArray]:
-        """Similarities of the known pairs and of the rest."""
-        left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
-        scores = pair_scores(network, self.loader, left, np.concatenate([known.right, self.rest]))
-        return scores[: len(known.labels)], scores[len(known.labels) :]
 
     # ------------------------------------------------------------------ a step
 

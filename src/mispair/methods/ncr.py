@@ -46,9 +46,7 @@ class NCR(CoTeaching):
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if plan.main_step is None:
             return super().inputs(net, plan, augment)
-        pad_shapes = self.loader.pad_shapes(plan.pairs)
-        batch = self.loader.batch(plan.pairs, augment, pad_shapes)
-        unaugmented = batch if augment is None else self.loader.batch(plan.pairs, None, pad_shapes)
+        batch, unaugmented = self.augmented(plan.pairs, augment, self.loader.pad_shapes(plan.pairs))
         w = None if plan.on_noisy else send(torch.from_numpy(self.w[1 - net, plan.pairs]), batch.pairs.device)
         return NCRInputs(batch, self.negatives(plan.main_step), unaugmented=unaugmented, w=w)
 

@@ -31,19 +31,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SoftPartners:
-    """R items of flagged pairs, with K possible lenders of a partner each. All are numbers of pairs.
+    """R items of flagged pairs, with K possible lenders of a partner each. All are numbers of pairs."""
 
-    Attributes:
-        own: (R,) flagged pair of the item.
-        keeps_right: (R,) whether its right item is kept and gets another left item; else the left one is kept.
-        lenders: (R, K) pairs that may lend their other item.
-        odds: (R, K) how likely each of them is taken.
-    """
-
-    own: IntArray
-    keeps_right: BoolArray
-    lenders: IntArray
-    odds: FloatArray
+    own: IntArray  # (R,) flagged pair of the item
+    keeps_right: BoolArray  # (R,) whether its right item is kept and gets another left item; else the left one is kept
+    lenders: IntArray  # (R, K) pairs to lend their other item
+    odds: FloatArray  # (R, K) probability of each of them
 
     def __len__(self) -> int:
         return len(self.own)

@@ -46,19 +46,12 @@ class SideSpec:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Encoded items of one side.
+    """Encoded items of one side."""
 
-    Attributes:
-        local: (B, n, D) a vector for each region or word, zero where padded; None for models with one vector an item.
-        lengths: (B,) how many of the n are real; None if all are.
-        pooled: (B, D) one vector of unit length an item.
-        capacity: As in `Items`, as are the lengths.
-    """
-
-    local: Tensor | None
-    lengths: Tensor | None
-    pooled: Tensor
-    capacity: int | None = None
+    local: Tensor | None  # (B, n, D) a vector for each region or word, zero where padded; None for one vector an item
+    lengths: Tensor | None  # (B,) number of real ones; None if all are
+    pooled: Tensor  # (B, D) one vector of unit length an item
+    capacity: int | None = None  # as in `Items`, as are the lengths
 
     def __len__(self) -> int:
         return len(self.pooled)

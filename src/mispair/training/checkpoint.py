@@ -1,7 +1,7 @@
 """Atomic checkpoints.
 
-A checkpoint is written to a temporary file, flushed to disk and renamed; the name holds a part of its SHA-256. A file
-that does not have the content its name promises is passed over for the one before. Nothing read can run code.
+A checkpoint is written to a temporary file, flushed to disk and renamed; its name holds a part of its SHA-256. A
+damaged file is skipped for the one before. Loading runs no code.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Save a checkpoint and remove all but the one before it.
 
-    One of the same step is replaced: an epoch's last step is saved once more after its validation. One of a later
-    step must be damaged, or this run would have gone on from it.
+    One of the same step is replaced: the last step of an epoch is saved again after the validation. One of a later step
+    is damaged, or this run would have resumed from it.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint._packed(), buffer)
@@ -149,10 +149,9 @@ def resume(folder: Path) -> Checkpoint | None:
     if found is None:
         return None
     path, state = found
-    not_newer = [other for other in find(folder) if other.name[:14] <= path.name[:14] and other != path]
-    of_this_step = [other for other in not_newer if other.name[:14] == path.name[:14]]
-    before = [other for other in not_newer if other not in of_this_step]
-    for old in (*of_this_step, *before[KEPT - 1 :]):
+    step, others = path.name[:14], [other for other in find(folder) if other != path]
+    same, before = [o for o in others if o.name[:14] == step], [o for o in others if o.name[:14] < step]
+    for old in (*same, *before[KEPT - 1 :]):
         old.unlink()
     return state
 

@@ -67,10 +67,7 @@ def to_line(event: Event) -> bytes:
 
 
 def from_line(line: bytes) -> Event:
-    """
-    Raises:
-        ValueError: It is no event of this version.
-    """
+    """Read an event; raise ValueError if this version has no such event."""
     return _EVENT.validate_json(line)
 
 

@@ -111,7 +111,8 @@ def train_and_test(
             config = fitted(config, given, splits.train)
         if console is not None and read_result(out) is None:
             console.print(duration_sentence(config, splits.train), soft_wrap=True)
-        run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
+        recipe, folder = shlex.quote(str(out / "config.toml")), shlex.quote(str(out))
+        run_again = f"Go on with: mispair train --recipe {recipe} --out {folder}"
         matcher = train_splits(config, splits, out, console, run_again)
         return ranks.by_first(lambda: _tested(splits, matcher, out))
 
@@ -256,7 +257,3 @@ def _all_equal(side: Side) -> bool:
         return bool(np.ptp(side.lengths) == 0 and (words.reshape(len(side), -1) == words[: side.lengths[0]]).all())
     first, some = side.features[0], side.features[np.linspace(0, len(side) - 1, SAMPLE, dtype=np.int64)]
     return bool((some == first).all()) and all((part == first).all() for _, part in chunks(side.features))
-
-
-def _quoted(path: Path) -> str:
-    return shlex.quote(str(path))

@@ -56,6 +56,8 @@ from mispair.training.vectors import write_vectors
 
 FEATURES, AUDIT_FOLDER, MADE_FROM = MADE_FROM_FILES
 RECOMMENDED = "mend"
+ENCODING, NO_IMAGES = ("grid", "pca"), "for image files, but {} holds features"
+SPLITTING, HAS_SPLITS = ("dev", "test"), "for data without splits, but {} is trained on as it is"
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,9 @@ def _open(source: Path, files: Files, config: Config) -> Work | None:
     data = AuditInput(source=source, **{field.name: getattr(files, field.name) for field in fields(FileOptions)})
     data.check()
     if not data.is_raw:
-        _check_no_encoding(source, files)
+        _check_not_given(files, ENCODING, NO_IMAGES.format(source))
         if loading.is_data_set(source):
-            _check_no_splits(source, files)
+            _check_not_given(files, SPLITTING, HAS_SPLITS.format(source))
             return None
     return Work(source, files, data, data.open(config.device))
 
@@ -175,24 +177,17 @@ def _open_review(source: Path, files: Files, config: Config) -> Work:
     data = replace(review.data, image_model=image_model, text_model=text_model, cache=files.cache)
     work = Work(source, files, data, pairs, review, edits, columns)
     if pairs.is_encoded:
-        _check_no_encoding(source, files)
+        _check_not_given(files, ENCODING, NO_IMAGES.format(source))
         if work.data_set is not None:
-            _check_no_splits(source, files)
+            _check_not_given(files, SPLITTING, HAS_SPLITS.format(source))
         if pairs.layout != "precomp":
             pairs.check_no_rewritten(edits)
     return work
 
 
-def _check_no_encoding(source: Path, files: Files) -> None:
-    for name in ("grid", "pca"):
+def _check_not_given(files: Files, names: Collection[str], what: str) -> None:
+    for name in names:
         if getattr(files, name) is not None:
-            raise ConflictError(f"for image files, but {source} holds features", where=name, advice="Leave it out.")
-
-
-def _check_no_splits(source: Path, files: Files) -> None:
-    for name in ("dev", "test"):
-        if getattr(files, name) is not None:
-            what = f"for data without splits, but {source} is trained on as it is"
             raise ConflictError(what, where=name, advice="Leave it out.")
 
 
@@ -241,8 +236,12 @@ def _prepare(work: Work, request: Mapping[str, Json], config: Config, out: Path,
         if review is not None and edits is not None and work.data_set is not None:
             if not is_copied(out / FEATURES, request):
                 write_copy(work.pairs, edits, out / FEATURES, request=request)
+        elif encoder is not None:
+            place, pca = writable_cache(work.files.cache), work.files.pca
+            encode_regions(work.trained, out / FEATURES, encoder, place, pca=pca, splits=work.splits, console=console)
         else:
-            _write_features(work, request, encoder, config, out / FEATURES, console)
+            encoded = work.data.encoded(work.trained, config.device, console)
+            write_vectors(encoded, out / FEATURES, work.splits, request)
     note_source(out / FEATURES, work.source if review is None else Path(work.pairs.name))
     if console is not None:
         _note(work, audit if audits or review is not None else None, out, console)
@@ -261,23 +260,6 @@ def _grid_encoder(work: Work, config: Config) -> GridEncoder | None:
         )
     grid = work.files.grid
     return None if grid is None else GridEncoder(image_encoder(work.files.image_model, config.device), grid)
-
-
-def _write_features(
-    work: Work,
-    request: Mapping[str, Json],
-    encoder: GridEncoder | None,
-    config: Config,
-    features: Path,
-    console: Console | None,
-) -> None:
-    """Write region features and words, or vectors."""
-    pairs, files = work.trained, work.files
-    if encoder is not None:
-        place = writable_cache(files.cache)
-        encode_regions(pairs, features, encoder, place, pca=files.pca, splits=work.splits, console=console)
-        return
-    write_vectors(work.data.encoded(pairs, config.device, console), features, work.splits, request)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
-"""Monitor a training on the device without waiting for it: metrics, non-finite numbers, collapse.
+"""Monitor a training on the device: metrics, non-finite numbers, collapse.
 
-Reading anything back from a GPU makes the host wait, so metrics are only collected at each step and read together
-every now and then.
+Reading from a GPU makes the host wait, so metrics are collected at each step and read every 20 steps.
 """
 
 from __future__ import annotations
@@ -27,20 +26,13 @@ class Health:
     """Detect collapse of a network, by windows of `WINDOW` steps.
 
     The windows are counted in steps and saved with a checkpoint, so that it does not matter when metrics are read.
-
-    Attributes:
-        spread: Standard deviation of a batch's similarities, mean over the last whole window.
-        peak: The widest spread so far.
-        steps: Steps of the window that has begun.
-        pairs: Pairs of these steps.
-        total: Sum of their spreads.
     """
 
-    spread: float = math.inf  # nothing measured yet
-    peak: float = 0.0
-    steps: int = 0
-    pairs: int = 0
-    total: float = 0.0
+    spread: float = math.inf  # standard deviation of a batch's similarities, mean over the last whole window
+    peak: float = 0.0  # the widest spread so far
+    steps: int = 0  # of the present window
+    pairs: int = 0  # of these steps
+    total: float = 0.0  # of their spreads
 
     def add(self, spread: float, pairs: int) -> None:
         """Count a step."""
@@ -69,17 +61,12 @@ class StepMetrics(NamedTuple):
 
 
 class StepMonitor:
-    """Collect the metrics of steps until they are read.
-
-    Attributes:
-        non_finite: 1 from the first step on whose loss or gradient was not finite. Given to the optimizers as
-            their `found_inf`, it holds back that update and all that follow until the metrics are read.
-        health: Of the network, by the steps that were read.
-    """
+    """Collect the metrics of steps until they are read."""
 
     def __init__(self, device: torch.device) -> None:
+        # 1 after a loss or gradient that is not finite. As `found_inf` of the optimizers it stops all further updates.
         self.non_finite = torch.zeros((), dtype=torch.float32, device=device)
-        self.health = Health()
+        self.health = Health()  # by the steps read so far
         self._unread: list[tuple[int, int, tuple[str, ...], Tensor]] = []
 
     def measure(self, result: StepResult, norm: Tensor) -> StepMetrics:

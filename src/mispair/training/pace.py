@@ -23,15 +23,11 @@ class Pause(NamedTuple):
 
 
 class Pace:
-    """Count steps and seconds between agreements, and between checkpoints.
-
-    Attributes:
-        signal: The signal that this rank has got.
-    """
+    """Count steps and seconds between agreements, and between checkpoints."""
 
     def __init__(self, ranks: Ranks, checkpoint_seconds: float) -> None:
         self.ranks, self.checkpoint_seconds = ranks, checkpoint_seconds
-        self.signal: int | None = None
+        self.signal: int | None = None  # received by this rank
         self._saved_at = self._met_at = time.monotonic()
         self._round, self._steps = 1, 0  # steps until the next meeting, and made since the last one
 

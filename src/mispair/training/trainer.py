@@ -358,7 +358,7 @@ class Trainer:
             self._refuse_non_finite(bad_step)
         usual = {name: metrics.pop(name) for name in ("loss", "spread", "grad_norm")}
         place = {"epoch": cursor.epoch, "step": cursor.step, "network": cursor.network}
-        self.run.log(StepEvent(**place, **usual, metrics=metrics))
+        self.run.log(StepEvent.model_validate({**place, **usual, "metrics": metrics}))
         self.progress.metrics(usual["loss"], usual["spread"])
         if monitor.health.collapsed:
             self._refuse_collapse()

@@ -16,15 +16,10 @@ from mispair.training.checkpoint import Best
 
 
 class Validation:
-    """Evaluate networks on the validation pairs and keep the best result.
-
-    Attributes:
-        dev: The pairs; None without validation. Mismatched ones shall not decide the best epoch, and choosing it shall
-            not take longer than training: so without flagged pairs, and not all of many.
-        best: The best epoch so far.
-    """
+    """Evaluate networks on the validation pairs and keep the best result."""
 
     def __init__(self, dev: Pairs | None, device: torch.device) -> None:
+        # Flagged pairs must not decide the best epoch, and validation must not take longer than training.
         self.dev = None if dev is None else with_first_items(unflagged(dev), HELD_OUT)
         self.device = device
         self.best = Best()

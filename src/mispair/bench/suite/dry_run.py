@@ -124,17 +124,13 @@ def _first_steps(cell: Cell, train: Pairs, dev: Pairs) -> TrainingCost:
 def _timed(trainer: Trainer, phase: Phase) -> PhaseTime:
     """The first steps of the first epoch of a phase, for the first network."""
     trainer.begin(phase.start)
-    _train(trainer, WARMUP_ROUNDS)
+    for _ in range(WARMUP_ROUNDS):
+        list(trainer.steps(first=0, most=STEPS))
     start = time.perf_counter()
-    count = _train(trainer, TIMED_ROUNDS)
+    count = sum(len(list(trainer.steps(first=0, most=STEPS))) for _ in range(TIMED_ROUNDS))
     seconds = (time.perf_counter() - start) / max(1, count)
     steps = sum(_steps(trainer, number) for number in range(len(trainer.nets)))
     return PhaseTime(phase.name, phase.epochs, trainer.selection_seconds, seconds, steps)
-
-
-def _train(trainer: Trainer, rounds: int) -> int:
-    """Repeat the first steps of the epoch; return the number of steps."""
-    return sum(1 for _ in range(rounds) for _ in trainer.steps(first=0, most=STEPS))
 
 
 def _steps(trainer: Trainer, number: int) -> int:

@@ -47,15 +47,8 @@ def fits(x: Tensor) -> bool:
 def pool(x: Tensor, weights: Tensor, lengths: Tensor | None) -> Tensor:
     """Weighted sum of the sorted values of a set, channel by channel, the largest first.
 
-    Equal values are sorted as they stand, which matters to the gradients alone.
-
-    Args:
-        x: (B, n, D); what stands behind the lengths does not matter.
-        weights: (B, n) of the sorted positions, or (1, n) for all items.
-        lengths: (B,) the number of real elements, on the same device; or None if all are.
-
-    Returns:
-        (B, D), in float32.
+    From x (B, n, D) with `lengths` (B,) real elements to (B, D), in float32. The sorted positions have weights (B, n),
+    or (1, n) for all items. Equal values keep their order, which matters to the gradients alone.
     """
     if not fits(x):
         raise ValueError(f"sets of {x.shape[1]} elements of {x.dtype} are not for these kernels")

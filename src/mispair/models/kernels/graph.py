@@ -54,19 +54,12 @@ def fits(width: int, dtype: torch.dtype, longest: int) -> bool:
 
 
 def attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """softmax(Z X^T) X of every graph, with Z the queries and X the nodes of the graph.
+    """softmax(Z X^T) X of every graph, with Z the queries and X the nodes of the graph, (l, r + T, s).
 
-    Args:
-        queries: (l, r + T, s).
-        nodes: (l, r + T, s). Those of the whole captions, then the words, caption after caption. There may be more
-            rows of words than words: they belong to no graph.
-        starts: (r,) the first word of each caption, on the same device.
-        lengths: (r,) its number of words, on the same device.
-        longest: No graph has more nodes, that is words and the whole.
-
-    Returns:
-        (l, r + T, s), in the precision of the nodes and 0 where a row belongs to no graph. Softmax and sums are in
-        float32 all the same.
+    Rows of `queries` and `nodes` (l, r + T, s) are the whole captions, then the words, caption after caption; rows
+    behind the last word belong to no graph and become 0. `starts` (r,) has the first word of each caption, `lengths`
+    (r,) its number of words. No graph has more than `longest` nodes. The result has the precision of the nodes, softmax
+    and sums are in float32.
     """
     if not fits(nodes.shape[-1], nodes.dtype, longest):
         raise ValueError(f"graphs of {longest} nodes of {nodes.shape[-1]} x {nodes.dtype} are not for these kernels")

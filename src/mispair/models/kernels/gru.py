@@ -34,16 +34,10 @@ def available(device: torch.device) -> bool:
 
 
 def scan(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Several GRUs side by side, as `mispair.models.bigru._Scan`.
+    """Several GRUs side by side, as `mispair.models.bigru._Scan`: the states (n, G, B, H), in float32.
 
-    Args:
-        inputs: (n, G, B, 3H) the inputs' share of the gates. If it is in half precision, so are the operands of the
-            matrix products of wide states; the states themselves are in float32 all the same.
-        weight: (G, 3H, H) of the states' share.
-        bias: (G, 3H) of the states' share.
-
-    Returns:
-        (n, G, B, H) the states, in float32.
+    The inputs' share of the gates is (n, G, B, 3H). If it is in half precision, so are the operands of the matrix
+    products of wide states. The states' share has weights (G, 3H, H) and biases (G, 3H).
     """
     states: Tensor = _Gru.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
     return states

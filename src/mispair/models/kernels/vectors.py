@@ -42,18 +42,10 @@ def fits(dtype: torch.dtype, regions: int, width: int) -> bool:
 
 
 def vectors(weights: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor, first: Tensor) -> Tensor:
-    """Append to the first nodes of each image its similarity vectors with all words, of unit length.
+    """Append to the `first` nodes (l, r, s) of each image its similarity vectors with all words, (l, r + T, s).
 
-    Args:
-        weights: (l, R, T) of the regions in the context of each word.
-        regions: (l, R, D).
-        words: (T, D).
-        weight: (s, D) of the linear map.
-        bias: (s,)
-        first: (l, r, s).
-
-    Returns:
-        (l, r + T, s), in the precision of the words: `first`, then the vectors.
+    The vectors have unit length and the precision of the words (T, D). A context is a sum of regions (l, R, D) by
+    `weights` (l, R, T).
     """
     dtype = words.dtype
     parts = (compact(part, dtype) for part in (weights, regions, words, weight, bias, first))

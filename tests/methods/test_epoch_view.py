@@ -105,7 +105,7 @@ def test_items_of_pairs_equal_direct_encoding(model: str) -> None:
     view = pairs_used(network, loader, random_batches(17, 5, np.random.default_rng(0)))
     chosen = np.array([7, 3, 3, 16, 0])
     left, right = one_by_one(network, loader)
-    for found, alone in ((view.left_of(chosen), left), (view.right_of(chosen), right)):
+    for found, alone in ((view.encoded(chosen, left=True), left), (view.encoded(chosen, left=False), right)):
         assert not found.pooled.requires_grad
         assert found.pooled.dtype == torch.float32
         assert len(found) == 5

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.methods import half_replacing
-from mispair.methods.epoch_view import EpochView, encode_left, encode_right, epoch_view
+from mispair.methods.epoch_view import EpochView, encode_items, epoch_view
 from mispair.methods.half_replacing import best_partners, find_partners, nearest
 from mispair.methods.memory_bank import Bank
 from mispair.models import Encoded, SideSpec, build
@@ -40,7 +40,7 @@ def case(model: str, link: IntArray | None = None, groups: IntArray | None = Non
 def bank_of(view: EpochView, pairs: IntArray, size: int | None = None) -> Bank:
     """In full precision, so that a loop finds the same best one."""
     bank = Bank(size or len(pairs), dtype=torch.float32)
-    bank.push(view.left_of(pairs), view.right_of(pairs), pairs)
+    bank.push(view.encoded(pairs, left=True), view.encoded(pairs, left=False), pairs)
     return bank
 
 
@@ -91,7 +91,7 @@ def test_the_best_of_the_candidates_is_taken(model: str, keep_left: bool) -> Non
     view = case(model)
     bank = bank_of(view, np.array([4, 9, 2, 17, 0, 13, 11]))
     pairs = np.array([1, 3, 5, 7, 19, 9])
-    kept = view.left_of(pairs) if keep_left else view.right_of(pairs)
+    kept = view.encoded(pairs, left=keep_left)
     slots = np.array([[0, 1, 2], [6, -1, 5], [3, 3, 4], [-1, -1, -1], [-1, 2, -1], [5, 4, 3]])
     expected = []
     for row, candidates in enumerate(slots):
@@ -99,10 +99,10 @@ def test_the_best_of_the_candidates_is_taken(model: str, keep_left: bool) -> Non
         for slot in candidates[candidates >= 0]:
             pair = bank.ids[[slot]]  # encoded again, not read from the bank
             if keep_left:
-                other = encode_right(view.network, view.loader, pair)
+                other = encode_items(view.network, view.loader, pair, left=False)
                 scores[int(slot)] = loop_score(view, one(kept, row), other)
             else:
-                other = encode_left(view.network, view.loader, pair)
+                other = encode_items(view.network, view.loader, pair, left=True)
                 scores[int(slot)] = loop_score(view, other, one(kept, row))
         expected.append(max(scores, key=lambda slot: scores[slot]) if scores else -1)
     found = best_partners(view.network, kept, bank, slots, keep_left=keep_left)
@@ -129,7 +129,7 @@ def test_partners_equal_a_loop_over_pairs(model: str, keep_left: bool, monkeypat
     bank = bank_of(view, np.array([4, 9, 2, 17, 0, 13, 11, 6, 15]))
     pairs, count = np.array([1, 4, 5, 7, 17, 9, 3]), 4  # some of them are in the bank themselves
     found = find_partners(view, bank, pairs, count, keep_left=keep_left)
-    kept = view.left_of(pairs) if keep_left else view.right_of(pairs)
+    kept = view.encoded(pairs, left=keep_left)
     bank_left, bank_right = (side.numpy() for side in bank.pooled())
     for row, pair in enumerate(pairs):
         own = kept.pooled[row].numpy()

@@ -22,7 +22,7 @@ from mispair.errors import MispairError, NonFiniteError
 from mispair.functional.gaussian_mixture import clean_probability
 from mispair.functional.rank_correlation import bank_correlation
 from mispair.methods.base import StepPlan, StepResult, similarity
-from mispair.methods.epoch_view import encode_left, encode_right, epoch_view
+from mispair.methods.epoch_view import encode_items, epoch_view
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
@@ -187,10 +187,10 @@ def test_half_replaced_pairs_by_hand(model: str, side: str) -> None:
     for keep in {"both": (KEEP_LEFT, KEEP_RIGHT), "left": (KEEP_RIGHT,), "right": (KEEP_LEFT,)}[side]:
         lenders = method.partners[net, keep, NOISY]
         if keep == KEEP_LEFT:
-            new_right = encode_right(network, loader, lenders)
+            new_right = encode_items(network, loader, lenders, left=False)
             S = network.similarity(network.encode_left(batch.left), new_right)
         else:
-            S = network.similarity(encode_left(network, loader, lenders), network.encode_right(batch.right))
+            S = network.similarity(encode_items(network, loader, lenders, left=True), network.encode_right(batch.right))
         masked = np.zeros(S.shape, dtype=bool)
         for i in range(len(NOISY)):
             for j in range(len(NOISY)):
@@ -386,8 +386,8 @@ def test_the_first_fill_is_a_random_part_of_the_clean_pairs() -> None:
         assert method.banks[net].ids.tolist() == queue
         left, right = method.banks[net].pooled()
         network, ids = method.nets[net], np.array(queue)
-        assert torch.allclose(left.float(), encode_left(network, method.loader, ids).pooled, atol=1e-3)
-        assert torch.allclose(right.float(), encode_right(network, method.loader, ids).pooled, atol=1e-3)
+        assert torch.allclose(left.float(), encode_items(network, method.loader, ids, left=True).pooled, atol=1e-3)
+        assert torch.allclose(right.float(), encode_items(network, method.loader, ids, left=False).pooled, atol=1e-3)
     large = with_w(repair(bank_size=4096), random_w())  # more than the clean pairs
     for net, split in enumerate(large.begin_epoch(0)):
         assert sorted(large.queues[net][0].tolist()) == split.clean.tolist()
@@ -422,7 +422,7 @@ def test_steps_fill_the_queue_and_the_next_epoch_the_bank() -> None:
     shake(method.nets[0], seed=9)  # as if it had learned
     method.begin_epoch(1)
     assert method.banks[0].ids.tolist() == expected
-    now = encode_left(method.nets[0], method.loader, np.array(expected)).pooled
+    now = encode_items(method.nets[0], method.loader, np.array(expected), left=True).pooled
     assert torch.allclose(method.banks[0].pooled()[0].float(), now, atol=1e-3)
     report = method.report()
     assert report is not None
@@ -438,7 +438,7 @@ def test_labels_by_batch_use_the_own_bank_and_push_afterwards(model: str) -> Non
     ids = method.banks[net].ids.copy()
     result = take_step(method, net, 0, CLEAN)
 
-    left, right = (f(method.nets[net], method.loader, CLEAN).pooled for f in (encode_left, encode_right))
+    left, right = (encode_items(method.nets[net], method.loader, CLEAN, left=side).pooled for side in (True, False))
     values = bank_correlation(left, right, bank_left, bank_right).tolist()
     ordered = sorted(values)
     gamma, low = sum(ordered[-2:]) / 2, max(0.0, ordered[0])  # 30 % and 1 % of 7, at least one

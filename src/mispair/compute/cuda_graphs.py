@@ -1,7 +1,7 @@
 """A GPU step as one command: recorded once for each shape of its inputs, then repeated.
 
-A training step is hundreds of small operations. Launching them one by one from Python takes several times as long as
-the GPU needs for them. A CUDA graph launches all of them at once; only the inputs are copied to where it reads them.
+A training step has hundreds of small operations. Launching them one by one takes several times as long as running
+them. A CUDA graph launches all at once; only the inputs are copied to their places.
 """
 
 from __future__ import annotations

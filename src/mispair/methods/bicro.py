@@ -1,14 +1,14 @@
 """BiCro: labels by bidirectional cross-modal similarity consistency (Yang et al., CVPR 2023).
 
 Two networks split the pairs for each other by a mixture of Beta distributions over their losses, and label them for
-each other: if the image of a pair is close to that of an anchor, a pair that is surely clean, then its text should be
-as close to the anchor's text, and the other way round. Labels set the margins. From half time on every step on clean
-pairs follows one on noisy pairs. The warm-up trains on the pairs with the smallest losses alone.
+each other: the image of a pair should be as close to the image of an anchor, a surely clean pair, as its text to the
+anchor's text. Labels set the margins. From half time on every step on clean pairs follows one on noisy pairs. The
+warm-up trains only on the pairs with the smallest losses.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class BiCro(CoTeaching):
     """Labels by bidirectional cross-modal similarity consistency (Yang et al., CVPR 2023)."""
 
     settings = (CoTeachingSettings, BicroSettings)
+    order = "before"
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
@@ -71,7 +72,7 @@ class BiCro(CoTeaching):
         return clean_probability(losses)
 
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:
-        splits = [replace(part, order="before") for part in super().divide(epoch, views, clean)]
+        splits = super().divide(epoch, views, clean)
         self.clean = [part.clean for part in splits]
         return splits
 
@@ -141,8 +142,8 @@ class BiCro(CoTeaching):
 class BiCroAsPublished(BiCro):
     """The behaviour of the authors' code.
 
-    There the losses of the best pairs lie where the mixture's posterior is not defined, most labels go to other pairs
-    than those they were computed for, and the margins of the captions serve the images as well.
+    There the posterior of the smallest losses is undefined, most labels go to the wrong pairs, and images have the
+    margins of the captions.
     """
 
     def clean_probability(self, losses: FloatArray) -> FloatArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ class CoTeaching(Method):
     networks = 2
     settings: tuple[type, ...] = (CoTeachingSettings,)
     teams = 1
+    order: Literal["together", "after", "before"] = "together"  # of noisy pairs, as in `EpochPairs`
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
@@ -79,7 +80,7 @@ class CoTeaching(Method):
         by_peer = clean[::-1]
         if not self.noisy_started(epoch):
             return [EpochPairs(np.flatnonzero(row)) for row in by_peer]
-        return [EpochPairs(np.flatnonzero(row), np.flatnonzero(~row)) for row in by_peer]
+        return [EpochPairs(np.flatnonzero(row), np.flatnonzero(~row), self.order) for row in by_peer]
 
     def augmented(
         self, pairs: IntArray, augment: np.random.Generator | None, pad_shapes: PadShapes

@@ -1,7 +1,6 @@
 """Losses and vectors of all training pairs, by one network at one moment.
 
-Every method that splits the pairs into clean and noisy ones starts its epochs with this pass. It has no gradients, no
-dropout and no augmentation, and its batches are a function of the random generator alone.
+Co-teaching starts its epochs with this pass, without gradients, dropout and augmentation.
 """
 
 from __future__ import annotations
@@ -38,29 +37,19 @@ class EpochView:
     right: Tensor  # (N, D)
     spread: float  # standard deviation of the similarities in a batch
 
-    def left_of(self, pairs: IntArray) -> Encoded:
-        """Encode the left items of these pairs, or look them up if the network has only pooled vectors."""
+    def encoded(self, pairs: IntArray, *, left: bool) -> Encoded:
+        """Encode one side of these pairs, or look it up if the network has only pooled vectors."""
         if not isinstance(self.network, CosineNetwork):
-            return encode_left(self.network, self.loader, pairs)
-        rows = torch.from_numpy(self.loader.pairs.link[pairs])
-        return Encoded(None, None, self.left[send(rows, self.left.device)].float())
-
-    def right_of(self, pairs: IntArray) -> Encoded:
-        """Encode the right items of these pairs, likewise."""
-        if not isinstance(self.network, CosineNetwork):
-            return encode_right(self.network, self.loader, pairs)
-        return Encoded(None, None, self.right[send(torch.from_numpy(pairs), self.right.device)].float())
+            return encode_items(self.network, self.loader, pairs, left=left)
+        known, rows = (self.left, self.loader.pairs.link[pairs]) if left else (self.right, pairs)
+        return Encoded(None, None, known[send(torch.from_numpy(rows), known.device)].float())
 
 
-def encode_left(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
-    """Encode the left items of these pairs in evaluation mode, without gradients."""
+def encode_items(network: Network, loader: PairLoader, pairs: IntArray, *, left: bool) -> Encoded:
+    """Encode the left or right items of these pairs in evaluation mode, without gradients."""
     with inference(network):
-        return network.encode_left(loader.left.items(loader.pairs.link[pairs]))
-
-
-def encode_right(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
-    """Encode the right items, likewise."""
-    with inference(network):
+        if left:
+            return network.encode_left(loader.left.items(loader.pairs.link[pairs]))
         return network.encode_right(loader.right.items(pairs))
 
 

@@ -40,7 +40,6 @@ def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, k
     The network of the view tries K = `count` candidates for each. The ranks of its team share the pairs.
     """
     device, groups = view.losses.device, view.loader.pairs.left_groups[view.loader.pairs.link]
-    encode_kept, _ = _ordered(view.left_of, view.right_of, keep_left)
     kept_bank, new_bank = _ordered(*bank.pooled(), keep_left)
     # The old partner must not come back: neither the pair's own text nor its image.
     old, _ = _ordered(np.arange(len(groups)), groups, keep_left)
@@ -50,7 +49,7 @@ def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, k
         own = pairs[part]
         ids, correlations = [np.empty(0, dtype=np.int64)], [torch.empty(0, dtype=torch.float32, device=device)]
         for chunk in np.array_split(own, -(-len(own) * count // PAIRS_AT_ONCE)) if len(own) else ():
-            kept = encode_kept(chunk)
+            kept = view.encoded(chunk, left=keep_left)
             barred = send(torch.from_numpy(old[chunk]), device)[:, None] == in_bank
             candidates = nearest(kept.pooled, kept_bank, count, barred)
             slots = best_partners(view.network, kept, bank, candidates, keep_left=keep_left)

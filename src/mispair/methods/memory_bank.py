@@ -1,7 +1,7 @@
 """The memory bank: the newest M clean pairs as encoded by one network, first in, first out.
 
-Local vectors of both sides lie one after the other without padding, in half precision: a bank of 4,096 Flickr30K pairs
-takes about a quarter of one that pads texts to the longest caption in float32. Nothing in it has a gradient.
+Local vectors are stored without padding, in half precision: a quarter of the memory of padded float32 for 4,096 pairs
+of Flickr30K. Nothing in it has a gradient.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Mend: the recommended method for data with mismatched pairs.
 
-An audit of the items, before any training, says which pairs to trust. Two teachers of unlike models train on these by
-InfoNCE. Flagged pairs take part with other partners, those of trusted items like theirs (`soft_partners`). Then a new
-network, the student, learns what both teachers think of each batch, which no mismatch can spoil, so the batch also has
-items of flagged pairs that belong to nobody.
+An audit before the training finds the pairs to trust. Two teachers with different architectures train on them by
+InfoNCE, and on flagged items with partners of similar trusted items (`soft_partners`). Then a new network, the student,
+learns from the similarities of both teachers. Mismatches cannot spoil these, so its batches have flagged items as well.
 
 The model is the student with its teachers, or the student alone (`networks = 1`).
 """

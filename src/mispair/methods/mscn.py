@@ -1,25 +1,21 @@
 """MSCN: similarities corrected by a meta network (Han et al., Noisy Correspondence Learning with Meta Similarity
 Correction, CVPR 2023).
 
-The last layer of a similarity network is the meta network. It learns from a small set of pairs that are known to be
-matched, and as many random, mismatched ones: before each step it is changed such that a step of the rest of the
-network would separate these better (mscn_meta.py). The rest then takes its step, with the similarity itself as the
-label: a pair with low similarity gets a small margin. Before every main epoch each network drops pairs for the other,
-by a mixture of Beta distributions over the similarities that starts from those of the known pairs.
+The last layer of a similarity network is the meta network. It learns from a few pairs known to match and as many random
+ones: before each step it is changed so that a step of the other layers would separate these better (mscn_meta.py). The
+other layers then take their step, with the similarity as the label: a low similarity makes a small margin. Before every
+main epoch each network drops pairs for the other, by a mixture of Beta distributions over the similarities.
 
-Where we depart from the published code:
-- The known pairs are a share of the training pairs and are taken out of training. The published ones are validation
-  pairs on Flickr30K and COCO, which the best epoch is then chosen by.
-- Both networks split at the start of an epoch. In the published code the second splits when the first has been trained.
-- The virtual step sees no dropout, in which the published passes differ at random, and its gradient is clipped as that
-  of the real step; not with `as_published`. On Flickr8k it is 200 times as long: then what the meta network is shown
-  is no network that will ever be, and the known pairs teach it nothing.
-- One Adam trains everything while warming up, and goes on in the main epochs without the meta network, which has one
-  of its own from then on. The published code starts new ones after the warm-up.
-- Before the first main epoch the meta network's last layer is scaled and shifted such that the similarities of the
-  known pairs are probabilities; not with `as_published`. The warm-up leaves them anywhere. A similarity is a label
-  here, and where all are low all margins vanish: then the network collapses within 40 steps (Flickr8k, SGR).
-- A pair's margin counts where the pair is the anchor; with `as_published` along the columns in both directions.
+Differences from the published code:
+- The known pairs are taken out of training. On Flickr30K and COCO the published ones are validation pairs, and also
+  choose the best epoch.
+- Both networks split at the start of an epoch. The published second network splits after the first has trained.
+- The virtual step has no dropout. Its gradient is clipped, except with `as_published`: on Flickr8k it is 200 times as
+  long as that of the real step, and the known pairs teach the meta network nothing.
+- One Adam trains all layers in the warm-up and the other layers in the main epochs. The published code starts new ones.
+- Before the first main epoch the meta network is calibrated to probabilities, except with `as_published`. Low
+  similarities would make all margins vanish, and the network collapse within 40 steps (Flickr8k, SGR).
+- The margin of a pair counts for the pair as the anchor; with `as_published` along the columns in both directions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """NCR: learning with noisy correspondence (Huang et al., NeurIPS 2021).
 
-Two networks split the pairs for each other by a mixture over their losses. The label of a clean pair is the other
-network's probability w that it is clean, topped up with what the network that is being trained predicts by itself. The
-label of a noisy pair is the mean of both networks' predictions. Labels set the margins. From half time on every step
-on clean pairs is followed by one on noisy pairs.
+Two networks split the pairs for each other by a mixture over their losses. The label of a clean pair combines the
+other network's probability w of being clean with the own prediction. The label of a noisy pair is the mean of both
+predictions. Labels set the margins. From half time on a step on noisy pairs follows every step on clean pairs.
 """
 
 from __future__ import annotations
@@ -17,10 +16,8 @@ from torch import Tensor
 from mispair.compute.devices import send, uncached
 from mispair.config import Config
 from mispair.functional.losses import adaptive_prediction, hard_loss, soft_margin
-from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.epoch_view import EpochView
-from mispair.methods.report import BoolArray
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch
 
@@ -36,12 +33,11 @@ class NCRInputs(StepInputs):
 class NCR(CoTeaching):
     """Learning with noisy correspondence: two networks split and label the pairs for each other (NeurIPS 2021)."""
 
+    order = "after"
+
     @classmethod
     def variant(cls, config: Config) -> type[NCR]:
         return NCRAsPublished if cls is NCR and config.as_published else cls
-
-    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:
-        return [replace(part, order="after") for part in super().divide(epoch, views, clean)]
 
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if plan.main_step is None:

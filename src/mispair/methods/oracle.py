@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
-from mispair.config import Config
 from mispair.errors import DataError, TooFewError
-from mispair.methods.base import EpochPairs
 from mispair.methods.plain import Plain
-from mispair.models import Network
-from mispair.pairs.batches import PairLoader
 from mispair.pairs.pairs import IntArray, Pairs
 
 
@@ -38,12 +36,6 @@ class Oracle(Plain):
 
     uses_truth = True
 
-    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
-        super().__init__(config, nets, loader)
-        self._matched = EpochPairs(matched_pairs(loader.pairs))
-
-    def begin_warmup(self) -> list[EpochPairs]:
-        return [self._matched] * len(self.nets)
-
-    def begin_epoch(self, epoch: int) -> list[EpochPairs]:  # noqa: ARG002 - the same pairs in every epoch
-        return self.begin_warmup()
+    @cached_property
+    def unflagged(self) -> IntArray:
+        return matched_pairs(self.loader.pairs)

@@ -1,9 +1,9 @@
 """REPAIR: rank correlation and noisy pair half-replacing with a memory bank (the paper this project is about).
 
-Two networks teach each other. Before every main epoch each computes the losses of all pairs: a mixture over them splits
-the pairs into clean and noisy ones, and rank correlation with its bank of clean pairs labels them. Split and labels of
-one network train the other. From half time on, noisy pairs that both networks are sure about come back with a new
-partner from the bank. benchmarks/lab-book/repair-choices.md has our choices where the paper leaves one open.
+Two networks teach each other. Before every main epoch each splits the pairs into clean and noisy ones by a mixture over
+their losses, and labels them by rank correlation with its bank of clean pairs. Split and labels of one network train
+the other. From half time on, surely noisy pairs return with a new partner from the bank.
+benchmarks/lab-book/repair-choices.md has our choices where the paper leaves one open.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.epoch_view import EpochView, encode_left, encode_right
+from mispair.methods.epoch_view import EpochView, encode_items
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
 from mispair.methods.report import BoolArray, Examples, ReplacedPairs, label_histograms, selection, separation
@@ -247,7 +247,7 @@ class Repair(CoTeaching):
         pairs = self.queues[net][0]
         for start in range(0, len(pairs), CHUNK):
             chunk = pairs[start : start + CHUNK]
-            bank.push(view.left_of(chunk), view.right_of(chunk), chunk)
+            bank.push(view.encoded(chunk, left=True), view.encoded(chunk, left=False), chunk)
 
     # ------------------------------------------------------------------ state and report
 
@@ -314,7 +314,7 @@ class RepairByBatch(Repair):
         if not self.uses_bank:
             return inputs.labels
         pairs = inputs.batch.pairs.cpu().numpy()
-        left, right = (encode(self.nets[net], self.loader, pairs) for encode in (encode_left, encode_right))
+        left, right = (encode_items(self.nets[net], self.loader, pairs, left=left) for left in (True, False))
         correlation = bank_correlation(left.pooled, right.pooled, *self._bank_vectors(net))
         self.banks[net].push(left, right, pairs)
         if self.own.labels == "hard":

@@ -1,8 +1,8 @@
 """Soft partners: new partners for the items of flagged pairs, from similar trusted pairs.
 
-A mismatched pair still has two good halves. A flagged caption is like some trusted captions, and their images suit it
-better than its own; so do the captions of images like a flagged one. Likeness is measured within one modality, so no
-mismatch can spoil it, in the space of the canonical correlation of the trusted pairs.
+Both items of a mismatched pair are still good. The images of similar trusted captions suit a flagged caption better
+than its own image, and likewise for images. Similarity is measured within one modality, in the space of the canonical
+correlation of the trusted pairs, so no mismatch can spoil it.
 """
 
 from __future__ import annotations

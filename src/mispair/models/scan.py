@@ -1,9 +1,8 @@
 """SCAN (Lee et al., ECCV 2018): words attend to regions, or regions to words, and are compared with the result.
 
 The published code loops over captions in Python. Here all captions of a batch are computed at once, with the same
-result. What a word attends to in an image is a sum of its regions: a vector of the embedding's width for each image
-with each word. It is never computed. The cosine needs its product with the word, a sum of the products that the
-attention starts from, and its length, which follows from the products of the regions with each other.
+result. The attended context of a word, a sum of regions, is never computed. Its cosine with the word needs only the
+products of words and regions, and those of the regions with each other.
 """
 
 from __future__ import annotations

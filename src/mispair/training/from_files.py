@@ -4,8 +4,8 @@
     RUN/features/        train, dev and test in the clip-retrieval layout, or with a grid in the SCAN layout
     RUN/made_from.json   what the features depend on
 
-All of it is made once: an interrupted training goes on from there. A training from a review takes the pairs as the
-decisions leave them and does not repeat the audit. It makes RUN/features/ of vectors and features as well.
+All are made once; an interrupted training resumes from them. A training from a review applies the decisions and does
+not repeat the audit.
 """
 
 from __future__ import annotations

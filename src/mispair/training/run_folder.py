@@ -5,11 +5,11 @@ environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
 audited.parquet    with --audit: the match score of each pair and whether it is flagged; audited_dev.parquet and
                    audited_test.parquet likewise
-features/, audit/  of a training from images and captions or from a review: what was made of them
-made_from.json     and what these depend on
+features/, audit/  features and audit of a training from images and captions or from a review
+made_from.json     inputs of these
 checkpoints/       state to resume from, the newest two
 best.safetensors   the networks that were best on the validation pairs
-pairs.parquet      what the method made of each pair, if it has anything to tell
+pairs.parquet      how the method treated each pair, for some methods
 result.json        written when the run has ended well
 """
 

@@ -30,8 +30,7 @@ from mispair.training.trainer import Trainer
 
 STEPS = 10  # of an epoch
 WARMUP_ROUNDS, TIMED_ROUNDS = 2, 2  # over these steps: to compile kernels and to record each shape; to measure
-# Settings in which trainings of one kind may differ. None of them changes time or memory much but noise_ratio: epochs
-# get shorter in proportion to it, so the training nearest to the mean stands for all (see `typical`).
+# Trainings of one kind may differ in these. Only noise_ratio changes the time, see `typical`.
 IGNORED = ("seed", "lr", "tau", "eta", "noise_ratio", "noise_seed")
 
 

@@ -123,8 +123,8 @@ def _ranks(
 ) -> tl.tensor:  # fmt: skip
     """Places of the tile's rows, from `start`, among all: the number of others before them, by channel.
 
-    They are counted in float32, which leaves the integer units to the comparisons. NaN or not, the place of a real row
-    is below `length` and that of any other at most its own, so that there is a weight for each in N_PADDED.
+    They are counted in float32, which leaves the integer units to the comparisons. With NaN, too, the place of a real
+    row is below `length` and the place of any other at most its own: N_PADDED has a weight for each.
     """
     rank = tl.zeros(tile.shape, tl.float32)
     for first in range(0, start, ROWS):

@@ -38,7 +38,7 @@ from PIL import Image
 
 from bench_noise_rate import LEAP, audited
 from common import run
-from mispair.auditing.findings import NoiseEstimate
+from mispair.auditing.summary import NoiseEstimate
 from mispair.functional.logistic import FloatArray, probability
 from mispair.reviewing.annotate import EVERY
 from mispair.reviewing.decisions import Decision, Mode, Verdict

@@ -19,10 +19,10 @@ import pyarrow.parquet
 from bench_reviewer import Trial
 from common import run
 from mispair.auditing.audit import Settings
-from mispair.auditing.findings import NoiseEstimate
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import TABLE
+from mispair.auditing.summary import NoiseEstimate
 from mispair.functional.logistic import FloatArray, probability
 from mispair.reviewing.noise_estimate import LEAST, Draw
 from mispair.reviewing.review import PRECISION

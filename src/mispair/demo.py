@@ -28,10 +28,10 @@ from rich.table import Table
 
 from mispair import __version__
 from mispair.auditing.audit import Settings
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import REPORT
+from mispair.auditing.summary import AuditSummary
 from mispair.bench.suite.suite import digest
 from mispair.config import Config
 from mispair.encoders.encoders import SHAPES

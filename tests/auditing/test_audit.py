@@ -19,10 +19,10 @@ from audit_cases import Case, contents, make_case, write_clip
 from kernel_marks import needs_gpu
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Audit, Settings, audit_source
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.scoring import scan
+from mispair.auditing.summary import AuditSummary
 from mispair.errors import ConfigError, ConflictError, DataError, ExistsError, InvalidValueError, TooFewError
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.arrays import from_memory

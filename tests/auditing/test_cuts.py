@@ -10,9 +10,9 @@ import pytest
 
 import mispair
 from made_pairs import made_pairs
-from mispair.auditing.cuts import USUAL_CUTS, Cut, below_cuts, count_parts, cuts, parts, share_of, threshold
 from mispair.auditing.report.page import make_page, render
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
+from mispair.auditing.summary import USUAL_CUTS, Cut, below_cuts, count_parts, cuts, parts, share_of, threshold
 from mispair.errors import ConflictError, InvalidValueError
 from refusals import refused
 

@@ -7,9 +7,9 @@ import pytest
 
 import mispair
 from made_pairs import made_pairs
-from mispair.auditing import detection
-from mispair.auditing.detection import detections
+from mispair.auditing import summary
 from mispair.auditing.scoring import exchanges
+from mispair.auditing.summary import detections
 
 
 def test_of_random_mismatches_about_as_many_are_found_as_it_says() -> None:
@@ -53,6 +53,6 @@ def test_large_sets_are_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(exchanges, "MOST", 100)
     found = mispair.audit(pairs.left, pairs.right)
     assert [one.words for one in found.summary.detections] == ["at random", "between similar items"]
-    monkeypatch.setattr(detection, "FEW", len(found.judge.similar) + 1)
-    few = detections(found.judge, found.scores, found.similar, 0.5, found.source.ids)
+    monkeypatch.setattr(summary, "FEW", len(found.judge.similar) + 1)
+    few = detections(found.judge, found.scores, 0.5, found.source.ids)
     assert [one.kind for one in few] == ["random"]

@@ -19,10 +19,10 @@ from mispair.auditing import folder as folder_module
 from mispair.auditing import inputs
 from mispair.auditing.audit import Settings, audit_source
 from mispair.auditing.auditor import Auditor
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path, read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
+from mispair.auditing.summary import AuditSummary
 from mispair.cli.main import main
 from mispair.errors import DamagedError, DataError
 from mispair.pairs.layouts.opening import open_source

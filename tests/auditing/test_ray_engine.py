@@ -20,13 +20,13 @@ import mispair
 from audit_cases import Case, make_case
 from mispair.auditing import blocks, ray_engine
 from mispair.auditing.audit import Settings
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path, read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, READ_BACK
 from mispair.auditing.ray_engine import connect
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.shared_items import find_shared_items
+from mispair.auditing.summary import AuditSummary
 from mispair.cli.main import main
 from mispair.errors import (
     ChangedError,

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.auditing.detection import Detection
-from mispair.auditing.findings import AuditSummary, NoiseEstimate
+from mispair.auditing.summary import AuditSummary, Detection, NoiseEstimate
 
 SUMMARY = AuditSummary(
     pairs=1000, scored=1000, flagged=40, noise_rate=0.04, noise_rate_low=0.01, noise_rate_high=0.1, unreadable={},

@@ -22,10 +22,10 @@ from starlette.testclient import TestClient
 
 from audit_cases import ENVIRONMENT, Case, contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import read_checked
 from mispair.auditing.scoring import scan
 from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.summary import AuditSummary
 from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError

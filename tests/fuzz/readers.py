@@ -20,8 +20,8 @@ from PIL import Image
 
 import mispair
 from audit_cases import make_case
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.inputs import AuditInput
+from mispair.auditing.summary import AuditSummary
 from mispair.bench.suite.suite import read_suite
 from mispair.config import find_packaged
 from mispair.pairs.audited import AuditColumns

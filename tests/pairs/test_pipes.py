@@ -12,9 +12,9 @@ from typing import cast
 import pytest
 from PIL import Image
 
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import read_checked
 from mispair.auditing.output_files import AUDIT
+from mispair.auditing.summary import AuditSummary
 from mispair.bench.suite.record import read_record
 from mispair.config import Config, to_toml
 from mispair.encoders.cache import EncodingCache

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from layouts import write_tar
-from mispair.auditing.findings import AuditSummary
+from mispair.auditing.summary import AuditSummary
 from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError

@@ -15,11 +15,10 @@ import torch
 from rich.console import Console
 
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
-from mispair.auditing.cuts import check_cut, threshold, values_by
 from mispair.auditing.exports import Tool, export
-from mispair.auditing.findings import Findings, NoiseEstimate
+from mispair.auditing.findings import Findings
 from mispair.auditing.inputs import AuditInput, open_given
-from mispair.auditing.match_scores import MatchScores, SimilarPairs
+from mispair.auditing.match_scores import MatchScores
 from mispair.auditing.options import AuditOptions, InputOptions, Options
 from mispair.auditing.output_files import LEARNED
 from mispair.auditing.report.page import make_page, render
@@ -31,7 +30,7 @@ from mispair.auditing.scoring.scan import READABLE, Scan, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.scoring.views import joined
-from mispair.auditing.tally import SIDES
+from mispair.auditing.summary import SIDES, NoiseEstimate, check_cut, threshold, values_by
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
@@ -250,8 +249,8 @@ def audit_source(
     """Audit opened pairs; a killed audit resumes from the intermediate results in `work`."""
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
-        scaled, items, auditor, measured, scores, similar, seen = judged(source, settings, device, work, show)
-        judge, match = auditor.judge, scores.beside(similar)
+        scaled, items, auditor, measured, scores, seen = judged(source, settings, device, work, show)
+        judge, match = auditor.judge, scores.match()
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
@@ -281,7 +280,6 @@ def audit_source(
         new_rights=new_rights,
         new_lefts=new_lefts,
         items=items,
-        similar=similar,
         seen=seen,
         threshold=below,
         by=settings.by,
@@ -300,7 +298,6 @@ class Judged(NamedTuple):
     auditor: Auditor
     scan: Scan
     scores: MatchScores
-    similar: SimilarPairs
     seen: Bits
 
 
@@ -311,7 +308,7 @@ def judged(source: Source, settings: Settings, device: torch.device, work: Path 
     show.begin("looking at captions")
     seen = caption_reasons(rows, source.captions) if source.captions else found.seen
     scores = found.scores.informed(judge, found.scan, found.items, checked_rows(source, settings.checked), seen)
-    scores = scores.recalibrated(found.source, judge, found.similar, device)
+    scores = scores.recalibrated(found.source, judge, device)
     found.auditor.recalibration = scores.recalibration
     return found._replace(scores=scores, seen=seen)
 
@@ -320,7 +317,7 @@ def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = No
     """Return match scores (N,) of pairs by their own features; NaN for unreadable pairs."""
     with progress(console, len(pairs)) as show:
         found = _measured(from_pairs(pairs), Settings(device=device), pick_device(device), None, show)
-    return found.scores.beside(found.similar)
+    return found.scores.match()
 
 
 def score_splits(
@@ -380,8 +377,9 @@ def _measured(source: Source, settings: Settings, device: torch.device, work: Pa
     scores = MatchScores.of(judge, measured, items)
     alone = scores.alone()
     siblings = find_siblings(source, items, judge.transforms, alone)
-    similar = SimilarPairs(siblings, *search_exchanges(source, items, judge, alone, device))
-    return Judged(source, items, auditor, measured, scores, similar, np.zeros(len(source), dtype=np.uint16))
+    exchanged, trials = search_exchanges(source, items, judge, alone, device)
+    scores = replace(scores, siblings=siblings, exchanged=exchanged, trials=trials)
+    return Judged(source, items, auditor, measured, scores, np.zeros(len(source), dtype=np.uint16))
 
 
 def check(source: Source, settings: Settings) -> None:

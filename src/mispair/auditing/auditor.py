@@ -105,13 +105,7 @@ class Auditor:
         return self
 
     def fit_source(self, source: Source, items: SharedItems, checked: Mapping[int, float]) -> Self:
-        """Learn from a scaled source.
-
-        Args:
-            source: The pairs.
-            items: Which of them share items.
-            checked: Rows that a person has checked: 1 matched, 0 mismatched.
-        """
+        """Learn from a scaled source, and rows that a person has checked: 1 matched, 0 mismatched."""
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
         self.factors, self.joins = (source.left.factor, source.right.factor), joins_of(source)
         self.recalibration = None

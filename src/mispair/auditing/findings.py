@@ -7,17 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair.auditing.auditor import Auditor
-from mispair.auditing.cuts import SHARD, Cut, Part, below_cuts, count_parts, values_by
-from mispair.auditing.detection import Detection, detections
-from mispair.auditing.match_scores import MatchScores, Scores, SimilarPairs
+from mispair.auditing.match_scores import MatchScores, Scores
 from mispair.auditing.scoring.calibration import PIECE, standardised
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
@@ -26,22 +22,31 @@ from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.reasons import KINDS, Bits, in_words, wordless
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
-from mispair.auditing.tally import BINS, SHARED, SHOWN, SIDES, MeasureSummary, Tally, cut_values, rates_of, score_range
-from mispair.errors import DamagedError
+from mispair.auditing.summary import (
+    BINS,
+    SHARD,
+    SHARED,
+    SHOWN,
+    SIDES,
+    AuditSummary,
+    NoiseEstimate,
+    Tally,
+    below_cuts,
+    count_parts,
+    cut_values,
+    detections,
+    rates_of,
+    score_range,
+    values_by,
+)
 from mispair.pairs.audited import AuditColumns, Suggestions
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
-from mispair.support.files import read_regular
-from mispair.support.formatting import percent
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-NOTHING_IN_COMMON = "These two sides have nothing to do with each other, or nearly all pairs are mismatched"
-SMALLEST = 0.0001  # share that is written as more than 0
-BLIND = 0.1  # share of pairs that may be mismatched beyond the noise rate's interval before people are asked
-BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
 REASONS = {
     "contrast": "other items fit either side better",
     "evidence": "the two have too little in common",
@@ -57,172 +62,6 @@ REASONS = {
 SIBLINGS = "the other partners of its left item say something else"
 EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
 FOUND_WRONG = "somebody has looked at it and found it wrong"
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NoiseEstimate(_Frozen):
-    """The noise rate by decisions of people on pairs that were drawn for it.
-
-    Attributes:
-        decisions: How many.
-        rate: Estimated share of mismatched pairs, as these people see it.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
-
-    decisions: int
-    rate: float
-    low: float
-    high: float
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
-
-    @property
-    def sentence(self) -> str:
-        """The rate in words."""
-        rate, low, high = (percent(share, self.high) for share in (self.rate, self.low, self.high))
-        return f"By {self.decisions:,} decisions on drawn pairs, {rate} are mismatched ({low} to {high})."
-
-
-class AuditSummary(_Frozen):
-    """The metrics of an audit, as in `summary.json`.
-
-    Attributes:
-        pairs: All pairs.
-        scored: Those that could be read.
-        flagged: Those with a match score below `flag_below`.
-        noise_rate: Estimated share of pairs whose sides have nothing to do with each other.
-        noise_rate_low: Lower end of its 95 % interval.
-        noise_rate_high: Upper end.
-        close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item
-            or exchanged with a similar pair; not part of the noise rate. None where neither can be told.
-        close_rate_low: Lower end of its 95 % interval.
-        close_rate_high: Upper end.
-        detections: Which share of mismatches that are made on purpose would be found, by kind.
-        decided: The noise rate by decisions of people; None without them.
-        nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
-            sides have nothing to do with each other.
-        flag_below: The cut: match score below which pairs are flagged.
-        cuts: What other cuts would flag, and this one.
-        by: Column, or "shard", by which `parts` are made.
-        parts: Noise rates of parts of the data.
-        unreadable: Number of pairs by what is wrong with them.
-        reasons: Number of pairs by what they themselves show: shared items, captions and images.
-        near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
-        near_duplicates_right: The same for right items.
-        suggested_right: Flagged pairs with a suggested right item.
-        suggested_left: Flagged pairs with a suggested left item.
-        measures: The ingredients of the match score, by name.
-        notes: What the reader should know.
-        seconds: Time of the audit.
-        stages: Seconds of each part of it.
-    """
-
-    pairs: int
-    scored: int
-    flagged: int
-    noise_rate: float
-    noise_rate_low: float
-    noise_rate_high: float
-    close_rate: float | None = None
-    close_rate_low: float | None = None
-    close_rate_high: float | None = None
-    detections: list[Detection] = []
-    decided: NoiseEstimate | None = None
-    nothing_in_common: bool = False
-    flag_below: float = MATCH_THRESHOLD
-    cuts: list[Cut] = []
-    by: str | None = None
-    parts: list[Part] = []
-    unreadable: dict[str, int]
-    reasons: dict[str, int] = {}
-    near_duplicates_left: int
-    near_duplicates_right: int
-    suggested_right: int
-    suggested_left: int
-    measures: dict[str, MeasureSummary]
-    notes: list[str]
-    seconds: float
-    stages: dict[str, float]
-
-    @property
-    def rates(self) -> tuple[str, str, str]:
-        """The noise rate and the two ends of its interval, in per cent with the same decimals."""
-        rate, low, high = self.noise_rate, self.noise_rate_low, self.noise_rate_high
-        return percent(rate, high), percent(low, high), percent(high, high)
-
-    @property
-    def at_most(self) -> float:
-        """The largest share of mismatched pairs that the audit cannot rule out, between similar items included.
-
-        Partners that are even more alike, or similar on both sides, look like matches to any encoder.
-        """
-        counted = (one for one in self.detections if one.kind == "similar" and one.by != "both")
-        return max([self.noise_rate_high, *(one.at_most for one in counted)])
-
-    @property
-    def may_be_blind(self) -> bool:
-        """Whether many more pairs may be mismatched than the audit sees, and nobody has decided on drawn pairs."""
-        return self.decided is None and self.at_most - self.noise_rate_high > BLIND
-
-    @property
-    def is_contradicted(self) -> bool:
-        """Whether people have decided that another share of the pairs is mismatched."""
-        decided = self.decided
-        return decided is not None and (decided.low > self.noise_rate_high or decided.high < self.noise_rate_low)
-
-    @property
-    def rate_sentence(self) -> str:
-        """The noise rate in words."""
-        rate, low, high = self.rates
-        if self.noise_rate < SMALLEST:
-            high = percent(max(self.noise_rate_high, SMALLEST))
-            return f"At most {high} of the pairs have nothing to do with each other."
-        return f"About {rate} of the pairs have nothing to do with each other ({low} to {high})."
-
-    @property
-    def rate_sentences(self) -> list[str]:
-        """The noise rate, what may hide from it, and what people have decided."""
-        found = [self.rate_sentence]
-        if self.at_most > self.noise_rate_high:
-            found.append(
-                "Mismatches between similar items can look like matches: "
-                f"this audit cannot rule out that {percent(self.at_most)} of the pairs are mismatched."
-            )
-        if self.decided is not None:
-            found.append(self.decided.sentence)
-            if self.is_contradicted:
-                more = "more" if self.decided.rate > self.noise_rate else "less"
-                found.append(
-                    f"That is {more} than the audit sees by itself. Audit again with these decisions to use them."
-                )
-        elif self.may_be_blind:
-            found.append("In a review, decide on about 100 drawn pairs to know the rate.")
-        return found
-
-    @property
-    def too_many_unreadable(self) -> bool:
-        """Whether more than 1 % of the pairs could not be read."""
-        return self.pairs - self.scored > BAD_SHARE * self.pairs
-
-    @classmethod
-    def read(cls, path: Path) -> AuditSummary:
-        """Reads `summary.json`.
-
-        Raises:
-            DamagedError: It cannot be read.
-        """
-        try:
-            return cls.model_validate_json(read_regular(path))
-        except (OSError, ValidationError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is damaged or of another version"
-            what = f"the summary cannot be read ({reason})"
-            raise DamagedError(what, where=path, advice="Audit again with `overwrite`.") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -243,7 +82,6 @@ class Findings:
         notes: What the reader should know.
         command: How to do it again.
         stages: Seconds of each part of the work.
-        similar: What pairs with the same left item, or with a similar one, say about each pair.
         seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
         threshold: Match score below which pairs are flagged.
         by: Column, or "shard", for whose values the summary has noise rates.
@@ -262,7 +100,6 @@ class Findings:
     notes: tuple[str, ...] = ()
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
-    similar: SimilarPairs
     seen: Bits
     threshold: float = MATCH_THRESHOLD
     by: str | None = None
@@ -298,7 +135,7 @@ class Findings:
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
         """(N,) log odds that each pair matches, by itself and beside others; NaN where it could not be read."""
-        return self.scores.final(self.similar)
+        return self.scores.final
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -355,14 +192,7 @@ class Findings:
         values: Sequence[str] | None,
         first: int = 0,
     ) -> Tally:
-        """Count the rows, which may be a part of a whole.
-
-        Args:
-            scored: Readable rows of the whole data set.
-            wordless: (n,) whether the caption of each row says nothing about an image.
-            values: The value of each row by which noise rates are given.
-            first: Number of the first row in the whole.
-        """
+        """Count the rows, perhaps from the row `first` on of a whole with `scored` readable rows."""
         judge, match, readable = self.judge, self.match_score, self.scan.status == READABLE
         bad = self.bad_rows
         status = self.status(bad)
@@ -411,15 +241,15 @@ class Findings:
 
         What comes later overrules what comes before.
         """
-        combination, similar, match = self.judge.combination, self.similar, self.match_score[rows]
+        combination, scores, match = self.judge.combination, self.scores, self.match_score[rows]
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights + combination.natural, 0)
         against = np.where(np.isfinite(against), against, 0)
         found = np.array([REASONS[name] for name in self.judge.names], dtype=object)[against.argmax(axis=1)]
-        if similar.siblings is not None:
-            found[-similar.siblings.penalty[rows] > against.max(axis=1)] = SIBLINGS
-        if similar.exchanged is not None:
-            found[similar.exchanged[rows] > match] = EXCHANGED
+        if scores.siblings is not None:
+            found[-scores.siblings.penalty[rows] > against.max(axis=1)] = SIBLINGS
+        if scores.exchanged is not None:
+            found[scores.exchanged[rows] > match] = EXCHANGED
         seen = self.seen[rows]
         for bit, kind in reversed(list(enumerate(KINDS))):  # of several the first counts
             found[seen >> bit & 1 == 1] = f"its {kind}"
@@ -473,11 +303,11 @@ class Findings:
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
         measures = self.scan.measures[here]
         columns |= {name: pyarrow.array(measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
-        if self.similar.siblings is not None:
-            agreement = self.similar.siblings.agreement[here]
+        if self.scores.siblings is not None:
+            agreement = self.scores.siblings.agreement[here]
             columns["siblings"] = pyarrow.array(agreement, mask=np.isnan(agreement))
-        if self.similar.exchanged is not None:
-            columns["exchanged"] = pyarrow.array(self.similar.exchanged[here], mask=bad)
+        if self.scores.exchanged is not None:
+            columns["exchanged"] = pyarrow.array(self.scores.exchanged[here], mask=bad)
         return pyarrow.table(columns)
 
     @cached_property
@@ -511,7 +341,7 @@ class Findings:
 
     def _close_rate(self) -> dict[str, float]:
         """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
-        if self.similar.siblings is None and self.similar.exchanged is None:
+        if self.scores.siblings is None and self.scores.exchanged is None:
             return {}
         alone = self.scores.alone()
         counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)
@@ -528,7 +358,7 @@ class Findings:
         return AuditSummary(
             **self.tally.metrics(self.judge, self.threshold),
             **close,
-            detections=detections(self.judge, self.scores, self.similar, self.threshold, self.source.ids),
+            detections=detections(self.judge, self.scores, self.threshold, self.source.ids),
             decided=self.decided,
             by=self.by,
             near_duplicates_left=len(self.near_duplicates[0].rows),

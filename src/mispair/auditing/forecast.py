@@ -24,15 +24,10 @@ Stages = Mapping[str, float]
 
 
 def expected(pairs: int, samples: Mapping[int, Stages], machines: int = 1) -> dict[str, float]:
-    """Expected seconds of each stage of an audit of so many pairs.
+    """Expected seconds of each stage of an audit of so many pairs, by the seconds of two audits of fewer pairs.
 
     Stages that are linear in the pairs follow the line through both samples; those whose work is bounded follow the
     power of the pairs that goes through both. Only measuring is shared by machines.
-
-    Args:
-        pairs: How many.
-        samples: Measured seconds of the stages of two audits, by their numbers of pairs.
-        machines: Machines as fast as the one that the samples were measured on.
     """
     small, large = min(samples), max(samples)
     found = {}
@@ -93,7 +88,7 @@ class Forecast:
 
 
 def forecast(source: Source, settings: Settings) -> Forecast:
-    """Measures how long small samples of the pairs take on this machine, and computes what all of them will take.
+    """Measure small samples of the pairs on this machine, and compute what all of them will take.
 
     Raises:
         DataError: The pairs cannot be audited.

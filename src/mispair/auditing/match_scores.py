@@ -29,27 +29,6 @@ Scores = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class SimilarPairs:
-    """What other pairs say about a pair that looks right by itself.
-
-    Attributes:
-        siblings: How the right items of one left item agree; None where hardly any has several.
-        exchanged: (N,) probability that the partner of each pair was exchanged with that of a similar one; None where
-            there are no more exchanges than by accident.
-        trials: Exchanges that were made on purpose.
-    """
-
-    siblings: Siblings | None = None
-    exchanged: npt.NDArray[np.float32] | None = None
-    trials: Sequence[Trial] = ()
-
-    def lowered(self, score: FloatArray) -> FloatArray:
-        """(N,) log odds that each pair matches, from those by itself."""
-        score = score if self.siblings is None else score + self.siblings.penalty
-        return score if self.exchanged is None else lowered(score, self.exchanged)
-
-
-@dataclass(frozen=True)
 class MatchScores:
     """What decides the match scores.
 
@@ -57,6 +36,10 @@ class MatchScores:
         log_odds: (N,) log odds that each pair matches by its own measures; NaN where it could not be read.
         limited: (k,) pairs of which only one in many is expected to match.
         limits: (k,) their highest match score.
+        siblings: How the right items of one left item agree; None where hardly any has several.
+        exchanged: (N,) probability that each pair has exchanged partners with a similar one; None where there are no
+            more exchanges than by accident.
+        trials: Exchanges that were made on purpose.
         checked: Rows that a person has checked: 1 matched, 0 mismatched.
         recalibration: What these decisions say about all pairs; None where they are too few.
         by_vectors: (N,) log odds that it adds by the vectors of each pair.
@@ -65,27 +48,30 @@ class MatchScores:
     log_odds: FloatArray
     limited: IntArray
     limits: Scores
+    siblings: Siblings | None = None
+    exchanged: Scores | None = None
+    trials: Sequence[Trial] = ()
     checked: Mapping[int, float] = field(default_factory=dict)
     recalibration: Recalibration | None = None
     by_vectors: Scores = field(default_factory=lambda: np.empty(0, dtype=np.float32))
 
     @classmethod
     def of(cls, judge: Judge, scan: Scan, items: SharedItems) -> Self:
-        """By the measures and by shared items."""
+        """Scores by the measures and by shared items."""
         return cls(judge.combination.score(scan.measures), *_limits(judge, scan, items.partners))
 
     def informed(self, judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float], seen: Bits) -> Self:
-        """The same by what a person has checked and by what captions show, too."""
+        """Add what a person has checked and what captions show."""
         many = np.maximum(items.partners, WORDLESS * wordless(seen))
         limited, limits = _limits(judge, scan, many)
         return replace(self, limited=limited, limits=limits, checked=checked)
 
-    def recalibrated(self, source: Source, judge: Judge, similar: SimilarPairs, device: torch.device) -> Self:
-        """The same by what the decisions of people say about all pairs, where there are enough of them."""
+    def recalibrated(self, source: Source, judge: Judge, device: torch.device) -> Self:
+        """Add what the decisions of people say about all pairs, where there are enough of them."""
         rows = np.array([row for row in self.checked if not np.isnan(self.log_odds[row])], dtype=np.int64)
         if len(rows) < LEAST:
             return self
-        score = similar.lowered(self.log_odds)
+        score = self.beside_others
         matched = np.array([self.checked[row] for row in rows.tolist()])
         found = learn_recalibration(source, judge, rows, matched, score[rows], score, device)
         assert found is not None
@@ -95,27 +81,34 @@ class MatchScores:
             by_vectors[here] = found.by_vectors(*unit_vectors(source, judge, here, device))
         return replace(self, recalibration=found, by_vectors=by_vectors)
 
-    def final(self, similar: SimilarPairs) -> FloatArray:
+    @property
+    def beside_others(self) -> FloatArray:
+        """(N,) log odds by the measures of each pair and by what other pairs say."""
+        score = self.log_odds if self.siblings is None else self.log_odds + self.siblings.penalty
+        return score if self.exchanged is None else lowered(score, self.exchanged)
+
+    @property
+    def final(self) -> FloatArray:
         """(N,) log odds that each pair matches; NaN for unreadable rows."""
-        score = similar.lowered(self.log_odds)
+        score = self.beside_others
         return score if self.recalibration is None else self.recalibration.log_odds(score, self.by_vectors)
 
     def alone(self) -> Scores:
         """(N,) match scores without what other pairs say; NaN for unreadable rows."""
-        return self.beside(SimilarPairs())
+        return replace(self, siblings=None, exchanged=None).match()
 
-    def beside(self, similar: SimilarPairs) -> Scores:
+    def match(self) -> Scores:
         """(N,) match scores; NaN for unreadable rows."""
         match = np.empty(len(self.log_odds), dtype=np.float32)
-        penalty = None if similar.siblings is None else similar.siblings.penalty
+        penalty = None if self.siblings is None else self.siblings.penalty
         for start in range(0, len(match), PIECE):  # there may be millions
             here = slice(start, start + PIECE)
             score = self.log_odds[here]
             match[here] = probability(score if penalty is None else score + penalty[here])
-        if similar.exchanged is not None:
-            match *= 1 - similar.exchanged
+        if self.exchanged is not None:
+            match *= 1 - self.exchanged
         if self.recalibration is not None:
-            match = np.asarray(probability(self.final(similar)), dtype=np.float32)
+            match = np.asarray(probability(self.final), dtype=np.float32)
         match[self.limited] = np.minimum(match[self.limited], self.limits)
         for row, matched in self.checked.items():
             if not np.isnan(match[row]):
@@ -132,16 +125,9 @@ def learn_recalibration(
     others: FloatArray,
     device: torch.device,
 ) -> Recalibration | None:
-    """What decisions say about all pairs; None where they are too few.
+    """Learn from decided rows (n,), their decisions and their log odds; None where they are too few.
 
-    Args:
-        source: The pairs.
-        judge: What was learned from them.
-        rows: (n,) decided pairs.
-        matched: (n,) decisions: 1 matched, 0 mismatched.
-        log_odds: (n,) that these match, by the audit.
-        others: Log odds of all pairs, or of a sample; NaN where there are none.
-        device: Where to compute.
+    `others` are the log odds of all pairs or of a sample, NaN where there are none.
     """
     typical = unit_vectors(source, judge, sample(judge.rows, AT_ONCE), device)
     left, right = unit_vectors(source, judge, rows, device)

@@ -48,11 +48,9 @@ from mispair.auditing.audit import (
 )
 from mispair.auditing.auditor import SAMPLE, Auditor, checked_answers
 from mispair.auditing.blocks import Block, Rows, count_rows, opened
-from mispair.auditing.cuts import SHARD, share_of, values_by
-from mispair.auditing.detection import detections
-from mispair.auditing.findings import AuditSummary, Findings, suggestion_table, typical
+from mispair.auditing.findings import Findings, suggestion_table, typical
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.match_scores import WORDLESS, MatchScores, SimilarPairs, limits
+from mispair.auditing.match_scores import WORDLESS, MatchScores, limits
 from mispair.auditing.output_files import LEARNED
 from mispair.auditing.report.page import GROUPS, MEMBERS
 from mispair.auditing.report.page import WORST as SHOWN
@@ -72,7 +70,7 @@ from mispair.auditing.scoring.reasons import WORDLESS as EMPTY_KINDS
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults
 from mispair.auditing.scoring.shared_items import SharedItems, SomeVectors, combined, near_enough
 from mispair.auditing.scoring.views import with_joins
-from mispair.auditing.tally import SIDES, Tally
+from mispair.auditing.summary import SHARD, SIDES, AuditSummary, Tally, detections, share_of, values_by
 from mispair.compute.devices import pick_device
 from mispair.errors import DataError, InvalidValueError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory
@@ -395,7 +393,7 @@ class _Run:
             ), row)
             for keep_left, own in ((True, lent[1]), (False, lent[0]))
         )  # fmt: skip
-        matched, order = learned.scores.beside(learned.similar) >= below, np.argsort(row)
+        matched, order = learned.scores.match() >= below, np.argsort(row)
         seen = found["seen"][back] if found else np.zeros(0, dtype=np.uint16)
         usual = typical(auditor.judge, learned.scan, matched)
         return Verdict(below, scored, usual, worst, seen, new_rights, new_lefts, row[order], ids[order])
@@ -422,7 +420,7 @@ class _Run:
         ids = learned.source.ids
         summary = AuditSummary(
             **tally.metrics(judge, verdict.below),
-            detections=detections(judge, learned.scores, learned.similar, verdict.below, ids),
+            detections=detections(judge, learned.scores, verdict.below, ids),
             decided=job.settings.decided,
             by=job.settings.by,
             **counts,
@@ -439,13 +437,14 @@ class _Run:
         members = [row for side in groups for group in side for row in group["rows"]]
         rows = np.unique([*shown.tolist(), *suggested.tolist(), *members]).astype(np.int64)
         cells = _joined(self._each(partial(_shown, job, rows), self._blocks_of(rows)))
+        names = cells["id"].tolist() if cells else []
         return ClusterAudit(
             source=_ShownRows.of(job.data.places[0], cells),
             auditor=learned.auditor,
             scan=Scan.empty(len(rows), len(judge.names)),
             scores=MatchScores(
                 np.zeros(len(rows)), rows[:0], np.zeros(0, dtype=np.float32),
-                {place: 1.0 for place, name in enumerate(cells["id"].tolist()) if name in answers} if cells else {},
+                checked={place: 1.0 for place, name in enumerate(names) if name in answers},
             ),
             match_score=cells["match_score"] if cells else np.zeros(0, dtype=np.float32),
             suggested=np.searchsorted(rows, shown),
@@ -455,7 +454,6 @@ class _Run:
                 rows, rows, rows, rows, np.zeros((2, len(rows)), dtype=np.int32),
                 (_groups_of(groups[0], rows), _groups_of(groups[1], rows)), 0,
             ),
-            similar=SimilarPairs(),
             seen=np.zeros(len(rows), dtype=np.uint16),
             threshold=verdict.below,
             command=self.command,
@@ -709,11 +707,10 @@ def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
         source=Source(names=names, image_names=texts.get("image"), captions=texts.get("caption")),
         auditor=auditor,
         scan=Scan(measures, np.where(bad, BAD_IN_TABLE, READABLE).astype(np.uint8)),
-        scores=MatchScores(score.astype(np.float64), rows[:0], score[:0], checked),
+        scores=MatchScores(score.astype(np.float64), rows[:0], score[:0], checked=checked),
         match_score=score,
         suggested=verdict.worst[here] - start, new_rights=rights, new_lefts=lefts,
         items=SharedItems(own[0], own[1], first, rows, unlike, (Groups.none(), Groups.none()), 0),
-        similar=SimilarPairs(),
         seen=seen,
         threshold=verdict.below,
         start=start, wordless=wordless, origin=table["source"], verdict=verdict,

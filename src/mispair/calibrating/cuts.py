@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from mispair.auditing.cuts import share_interval
+from mispair.auditing.summary import share_interval
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import IntArray

@@ -17,9 +17,8 @@ from scipy.optimize import isotonic_regression
 from scipy.special import ndtri
 from scipy.stats import rankdata, spearmanr
 
-from mispair.auditing.cuts import proportion_limits, share_interval
-from mispair.auditing.findings import NoiseEstimate
 from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
+from mispair.auditing.summary import NoiseEstimate, proportion_limits, share_interval
 from mispair.errors import ConflictError, TooFewError
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray

@@ -9,9 +9,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.cuts import values_by
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.output_files import AUDIT
+from mispair.auditing.summary import AuditSummary, values_by
 from mispair.calibrating.calibrate import CALIBRATION, COMBINED, SUMMARY
 from mispair.calibrating.cuts import Cut, Ranked, at_rate
 from mispair.calibrating.scores import numbers, open_score_table

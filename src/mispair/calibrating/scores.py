@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import read_answer, read_checked
 from mispair.auditing.output_files import SUMMARY
+from mispair.auditing.summary import AuditSummary
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs import row_ids

@@ -21,8 +21,8 @@ from mispair.support.formatting import percent
 
 if TYPE_CHECKING:
     from mispair.auditing.audit import Settings
-    from mispair.auditing.findings import AuditSummary
     from mispair.auditing.inputs import AuditInput
+    from mispair.auditing.summary import AuditSummary
     from mispair.pairs.origin import Projection
 
 BAD_CODE = 3  # exit code where more than 1 % of the pairs could not be read
@@ -214,7 +214,7 @@ def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
 
 def _in_words(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> str:
     """The result in words."""
-    from mispair.auditing.findings import NOTHING_IN_COMMON
+    from mispair.auditing.summary import NOTHING_IN_COMMON
     from mispair.pairs.remote import url_of
     from mispair.support.html import environment
 

@@ -28,7 +28,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.findings import NoiseEstimate
+from mispair.auditing.summary import NoiseEstimate
 from mispair.functional.logistic import FloatArray, newton, probability
 
 DRAW = 4  # version of the draw: decisions on pairs that were drawn in another way cannot be used

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.findings import AuditSummary, NoiseEstimate
 from mispair.auditing.output_files import SUMMARY
+from mispair.auditing.summary import AuditSummary, NoiseEstimate
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.functional.logistic import FloatArray
 from mispair.reviewing.answers import AnswerKind, Answers

@@ -22,10 +22,10 @@ from rich.console import Console
 
 from mispair import methods
 from mispair.auditing.audit import Settings, check_rows
-from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import CSV, REPORT, SUMMARY
+from mispair.auditing.summary import NOTHING_IN_COMMON, AuditSummary
 from mispair.compute.devices import pick_device
 from mispair.compute.distributed import connect
 from mispair.config import Config

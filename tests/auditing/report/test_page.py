@@ -17,7 +17,7 @@ from mispair.auditing.report import page
 from mispair.auditing.report.page import make_page, render
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.tally import score_range
+from mispair.auditing.summary import score_range
 from mispair.pairs.layouts.arrays import open_arrays
 from mispair.support.thumbnails import thumbnail
 

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from html_reader import Reader
-from mispair.auditing.cuts import Part
-from mispair.auditing.findings import AuditSummary, NoiseEstimate
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Flagged, Item, NearDuplicates, Page, Partner, render
-from mispair.auditing.tally import MeasureSummary
+from mispair.auditing.summary import AuditSummary, MeasureSummary, NoiseEstimate, Part
 from mispair.support.thumbnails import MOST_BYTES, thumbnail
 
 DOT = "data:image/jpeg;base64,/9j/4AAQ"

@@ -167,7 +167,7 @@ def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
     pairs = swapped(made_pairs(1200, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.3, side)
     found = mispair.audit(pairs.left, pairs.right)
     alone = found.judge.combination.score(found.scan.measures)
-    assert found.similar.exchanged is not None
+    assert found.scores.exchanged is not None
     assert quality(found.score, pairs.mismatched) > quality(alone, pairs.mismatched) + 0.02
     assert "exchanged" in found.table.column_names
     assert EXCHANGED in found.table.column("reason").to_pylist()
@@ -180,7 +180,7 @@ def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
 def test_pairs_without_exchanges_are_left_alone(share: float) -> None:
     pairs = made_pairs(1200, share, seed=1)
     found = mispair.audit(pairs.left, pairs.right)
-    assert found.similar.exchanged is None
+    assert found.scores.exchanged is None
     assert found.summary.close_rate is None
     assert "exchanged" not in found.table.column_names
 
@@ -190,7 +190,7 @@ def test_about_as_many_trials_are_found_as_exchanges_that_were_made() -> None:
     for side in ("left", "right"):
         pairs = swapped(made_pairs(2500, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.2, side)
         found = mispair.audit(pairs.left, pairs.right)
-        tried = {(trial.kind, trial.by): trial for trial in found.similar.trials}
+        tried = {(trial.kind, trial.by): trial for trial in found.scores.trials}
         assert set(tried) == {(kind, by) for kind in exchanges.ALIKE for by in exchanges.BY}
         for trial in tried.values():
             assert (trial.couples[:, 0] != trial.couples[:, 1]).all()

@@ -46,7 +46,7 @@ def test_agreement_never_raises_a_score() -> None:
 def test_siblings_find_mismatched_pairs_that_look_right_alone() -> None:
     made = made_pairs(900, 0.2, per_left=5, noise=1.0)
     found = mispair.audit(made.left, made.right, groups=made.groups)
-    assert found.similar.siblings is not None
+    assert found.scores.siblings is not None
     alone = found.judge.combination.score(found.scan.measures)
     assert quality(found.score, made.mismatched) > quality(alone, made.mismatched) + 0.005
     assert "siblings" in found.table.column_names
@@ -72,6 +72,6 @@ def test_left_items_with_all_partners_of_another_one_are_still_found() -> None:
 def test_without_siblings_nothing_changes() -> None:
     made = made_pairs(300, 0.3)
     found = mispair.audit(made.left, made.right)
-    assert found.similar.siblings is None
+    assert found.scores.siblings is None
     assert found.summary.close_rate is None
     assert "siblings" not in found.table.column_names

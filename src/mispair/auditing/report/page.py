@@ -13,11 +13,11 @@ import torch
 from jinja2 import Template
 
 import mispair
-from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary, Findings
+from mispair.auditing.findings import Findings
 from mispair.auditing.report import charts
 from mispair.auditing.scoring.measures import MEANINGS
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.tally import BINS, score_range
+from mispair.auditing.summary import BINS, NOTHING_IN_COMMON, AuditSummary, score_range
 from mispair.pairs.pairs import IntArray
 from mispair.support.formatting import listed, percent, plain
 from mispair.support.html import template

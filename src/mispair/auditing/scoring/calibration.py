@@ -35,7 +35,7 @@ FAR = (-8.0, 12.0)  # standard deviations at which measures are clipped
 
 
 def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
-    """Share of the observed scores that are distributed as the shuffled ones.
+    """Estimate the share of the observed scores that is distributed as the shuffled ones.
 
     At low scores, where matched pairs are rare, the ratio of the observed to the shuffled density is that share. It is
     averaged up to where the ratio begins to rise.
@@ -77,13 +77,8 @@ def noise_interval(
     limits, so that the interval has a width even where nothing is found; the uncertainty of the quantile is added. They
     differ in the quantile because of what learning may have done to the scores. Some matched pairs score low, which
     raises the count: the less so the lower the quantile, so the lower end is the least of two. And where hardly any
-    pair matches, accidental agreement was learned from, which raises the scores of mismatched pairs: scores that are
-    free of that limit the upper end.
-
-    Args:
-        observed: Scores of the pairs.
-        shuffled: Scores of shuffled pairs.
-        unbiased: The same two by scores that may be weak, but by which mismatched pairs are like shuffled ones.
+    pair matches, accidental agreement was learned from, which raises the scores of mismatched pairs. `unbiased` are
+    scores of observed and of shuffled pairs without this error, perhaps weak ones; they limit the upper end.
     """
     sides = np.sort(observed), np.sort(shuffled)
     rate = _rate(*sides)
@@ -165,15 +160,6 @@ class Combination:
             sums[start : start + PIECE] = self.log_odds(sums[start : start + PIECE])
         return sums
 
-    def match(self, measures: npt.NDArray[np.floating], penalty: FloatArray | None = None) -> npt.NDArray[np.float32]:
-        """(n,) probability that each pair matches; `penalty` (n,) is added to the log odds."""
-        found = np.empty(len(measures), dtype=np.float32)
-        for start in range(0, len(measures), PIECE):
-            here = slice(start, start + PIECE)
-            score = self.score(measures[here])
-            found[here] = probability(score if penalty is None else score + penalty[here])
-        return found
-
     def sums(self, measures: npt.NDArray[np.floating]) -> FloatArray:
         """(n,) weighted sums of the measures, in pieces: there may be millions."""
         sums = np.empty(len(measures))
@@ -211,7 +197,7 @@ def combine(
     weak: npt.NDArray[np.bool_] | None = None,
     natural: npt.NDArray[np.bool_] | None = None,
 ) -> Combination:
-    """Fits the weights of the measures.
+    """Fit the weights of the measures.
 
     Args:
         observed: (n, m) measures of the pairs.
@@ -220,9 +206,9 @@ def combine(
             detect small mistakes.
         alike: (c,) how right each of these is, from 0 (mismatched) to 1 (as good as matched).
         trust: (n,) a first estimate of the probability that each pair matches.
-        checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
-        unbiased: Weak scores of the observed and the shuffled pairs, by which mismatched pairs are like shuffled ones.
-        weak: (m,) measures that are weaker than others as a rule: their weights need more pairs to prove it otherwise.
+        checked: (n,) decisions: 1 matched, 0 mismatched, NaN for all other pairs.
+        unbiased: Scores as in `noise_interval`.
+        weak: (m,) measures whose weights need more pairs, as they are weaker as a rule.
         natural: (m,) measures that order the pairs which shuffled ones are not like.
     """
     natural = np.zeros(observed.shape[1], dtype=np.bool_) if natural is None else natural
@@ -276,7 +262,7 @@ def _sums(measures: FloatArray, weights: FloatArray, natural: FloatArray, bend: 
 def positive_weights(
     x: FloatArray, target: FloatArray, worth: FloatArray, ridge: FloatArray, used: IntArray | None = None
 ) -> FloatArray:
-    """Weights (m,) of measures of which higher is always better: one with a negative weight is left out.
+    """Weights (m,) of measures, each the better the higher; a measure with a negative weight is left out.
 
     Measures have much in common, so that without labels a negative weight is an accident of the fit: it makes the sum
     worse than its best ingredient.

@@ -60,13 +60,7 @@ class CommonSpaceFitter:
     """
 
     def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray, widths: tuple[int, int] | None = None) -> None:
-        """
-        Args:
-            left: (n, D) centred.
-            right: (n, E) centred.
-            fold: (n,) fold of each pair.
-            widths: Directions that the mean spread is taken over; D and E unless empty ones were left out.
-        """
+        """Take centred pairs (n, D) and (n, E), their folds (n,), and the directions in use, D and E by default."""
         self.places = [torch.from_numpy(np.flatnonzero(fold == number)).to(left.device) for number in range(FOLDS)]
         widths = (left.shape[1], right.shape[1]) if widths is None else widths
         self.left, self.right = (_Side.of(side, width) for side, width in zip((left, right), widths, strict=True))
@@ -88,13 +82,11 @@ class CommonSpaceFitter:
     def fit_several(
         self, trust: Tensor, regularisations: Sequence[float], without: Sequence[Sequence[int]] = ONE_OUT
     ) -> list[list[CommonSpace]]:
-        """Spaces of `items` that are fitted without some folds, by each regularisation.
+        """Fit spaces of `items`, by each regularisation and without some folds each time.
 
-        Args:
-            trust: (n,) probability that each pair matches. It weights the cross-covariance only: the items of a
-                mismatched pair are still items.
-            regularisations: Added to the spread along every direction, as a multiple of its mean.
-            without: Folds that are left out of each fit.
+        A regularisation is a multiple of the mean spread; it is added to the spread along every direction. `trust`
+        (n,), the probability that each pair matches, weights the cross-covariance only: the items of a mismatched pair
+        are still items.
         """
         ties, sums = self._ties(trust), torch.stack([trust[places].sum() for places in self.places]).cpu().double()
         total, precision = ties.sum(0), self.left.items.dtype
@@ -235,10 +227,8 @@ def moments(items: Tensor) -> Tensor:
 def _canonical(ties: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Pairs of directions along which the sides correlate, the strongest first: (D, k), (E, k).
 
-    Args:
-        ties: (D, E) cross-covariance along principal directions.
-        left: (D,) one over the regularised spread of each of these.
-        right: (E,) the same for the right side.
+    `ties` (D, E) is the cross-covariance along principal directions, `left` (D,) and `right` (E,) are one over the
+    regularised spread along these.
     """
     core = left[:, None] * ties * right
     if core.shape[0] > core.shape[1]:

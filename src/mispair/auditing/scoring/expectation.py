@@ -36,14 +36,7 @@ class Expectation:
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray) -> Expectation:
-        """Learn from n pairs.
-
-        Args:
-            left: (n, D) raw vectors.
-            right: (n, D) the same.
-            fold: (n,) fold of each pair.
-            trust: (n,) probability that each pair matches.
-        """
+        """Learn from n pairs of raw vectors (n, D), each with a fold and the probability that it matches."""
         x, y = normalize(left, dim=1), normalize(right, dim=1)
         directions = eigh(moments(x) + moments(y))[1][:, -DIRECTIONS:].to(x).contiguous()
         x, y = x @ directions, y @ directions
@@ -64,12 +57,7 @@ class Expectation:
     ) -> npt.NDArray[np.float32]:
         """(n, 2) cosines of pairs, and of their items with the expected ones, both ways added.
 
-        Args:
-            left: (u, D) raw left items.
-            right: (v, D) raw right items.
-            lefts: (n,) left item of each pair.
-            rights: (n,) right item of each pair.
-            fold: (n,) fold of each pair.
+        Pair i has the left item `lefts[i]` of (u, D) and the right item `rights[i]` of (v, D), both raw vectors.
         """
         x, y = normalize(left, dim=1), normalize(right, dim=1)
         found = np.empty((len(fold), 2), dtype=np.float32)

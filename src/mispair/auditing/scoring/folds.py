@@ -64,12 +64,7 @@ def sample(rows: IntArray, most: int) -> IntArray:
 
 
 def shuffled(fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
-    """For each place another one of its fold, as its partner in a shuffled pair; -1 where that is of one of its groups.
-
-    Args:
-        fold: (n,) fold of each place.
-        groups: (n,) pairs of one group share an item; of several kinds.
-    """
+    """For each place (n,) another one of its fold, as its partner in a shuffled pair; -1 if they share a group."""
     partner = np.full(len(fold), -1)
     for number in range(FOLDS):
         places = np.flatnonzero(fold == number)
@@ -79,7 +74,7 @@ def shuffled(fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
 
 
 def strangers(partner: IntArray, *groups: IntArray) -> IntArray:
-    """The partners (n,), but -1 for those that have a group in common with the place whose partner they are."""
+    """The partners (n,), but -1 where a place and its partner share one of the groups (n,) of several kinds."""
     for numbers in groups:
         partner = np.where(numbers[partner] == numbers, -1, partner)
     return partner

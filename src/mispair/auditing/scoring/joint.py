@@ -41,15 +41,10 @@ def temperature(left: Tensor, right: Tensor) -> Tensor:
 def normalised_cosine(
     left: Tensor, right: Tensor, other_left: Tensor, other_right: Tensor, lefts: Tensor, rights: Tensor
 ) -> Tensor:
-    """Cosine of n pairs, less what their items have with others, (n,).
+    """(n,) cosines of pairs, less what their items have with others.
 
-    Args:
-        left: (u, D) items of unit length.
-        right: (v, D) the same.
-        other_left: (M, D) left items of other pairs, of unit length.
-        other_right: (M, D) right items of these.
-        lefts: (n,) left item of each pair.
-        rights: (n,) right item of each pair.
+    Pair i has the items `lefts[i]` of (u, D) and `rights[i]` of (v, D). The others are M pairs (M, D). All items are of
+    unit length.
     """
     scale = temperature(other_left, other_right)
     to_right, to_left = _log_mean_exp(left, other_right, scale), _log_mean_exp(right, other_left, scale)
@@ -66,14 +61,7 @@ def _log_mean_exp(items: Tensor, others: Tensor, scale: Tensor) -> Tensor:
 
 
 def normalised_cosines(x: Tensor, y: Tensor, lefts: IntArray, rights: IntArray) -> tuple[FloatArray, FloatArray]:
-    """The normalised cosines of n pairs (n,), and of w other pairs of their items (w,).
-
-    Args:
-        x: (n, D) left items, centred and of unit length.
-        y: (n, D) their partners.
-        lefts: (w,) rows of left items.
-        rights: (w,) rows of right items.
-    """
+    """The same of pairs of centred unit vectors (n, D), (n,), and of their left and right items in some rows (w,)."""
     chosen = np.random.default_rng(0).permutation(len(x))[:OTHERS]
     rows = torch.arange(len(x), device=x.device)
     strange = (torch.from_numpy(items).to(x.device) for items in (lefts, rights))
@@ -85,13 +73,7 @@ def normalised_cosines(x: Tensor, y: Tensor, lefts: IntArray, rights: IntArray) 
 def share_a_space(left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], *groups: IntArray) -> bool:
     """Whether raw vectors (n, D) and (n, E) seem to come from encoders with a common space.
 
-    That is if they are equally wide, and the cosines of pairs are clearly above those of shuffled pairs.
-
-    Args:
-        left: (n, D) raw vectors.
-        right: (n, E) the same.
-        fold: (n,) fold of each pair.
-        groups: (n,) pairs of one group share an item; of several kinds.
+    They do if they are equally wide, and the cosines of pairs are clearly above those of shuffled pairs.
     """
     if left.shape[1] != right.shape[1]:
         return False

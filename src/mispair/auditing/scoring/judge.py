@@ -403,13 +403,9 @@ def _fit_round(
 def measured_rounds(
     sample: Sample, several: list[list[CommonSpace]], trust: FloatArray, folds: Sequence[int]
 ) -> list[FitRound]:
-    """Scores the pairs of some folds, and their shuffled ones, by the spaces that were fitted without each fold.
+    """Score the pairs of some folds, and their shuffled ones, by spaces that were fitted without each fold.
 
-    Args:
-        sample: The pairs.
-        several: Spaces of each of the folds, by several fits.
-        trust: (n,) probability that each pair matches.
-        folds: Which folds.
+    `several` has the spaces of each of the folds by several fits, `trust` (n,) the probability that each pair matches.
     """
     own = [np.flatnonzero(sample.fold == number) for number in folds]
     wrong = [np.flatnonzero(sample.fold[sample.shuffled] == number) for number in folds]
@@ -453,17 +449,8 @@ def measure_by_fold(
 ) -> npt.NDArray[np.float32]:
     """(n, m) measures of pairs of preprocessed items, each by the space and the bank of its fold.
 
-    Args:
-        spaces: One a fold.
-        banks: One a fold.
-        x: (u, D) left items.
-        y: (v, E) right items.
-        lefts: (n,) left item of each pair.
-        rights: (n,) right item of each pair.
-        fold: (n,) fold of each pair.
-        joint: Whether both sides share a space.
-        size: Pairs at a time.
-        workers: Threads.
+    Pair i has the left item `lefts[i]` of (u, D) and the right item `rights[i]` of (v, E). `size` pairs are measured at
+    a time.
     """
     size *= GPU_TIMES if x.device.type == "cuda" else 1
     each = [np.flatnonzero(fold == number) for number in range(FOLDS)]
@@ -508,11 +495,7 @@ class FitRound:
     null: FloatArray
 
     def distance(self, likely: FloatArray) -> float:
-        """Distance of the means of matched and of shuffled pairs, in standard deviations.
-
-        Args:
-            likely: (n,) probability that each observed pair matches.
-        """
+        """Distance of the means of matched and of shuffled pairs, in standard deviations; `likely` (n,) are weights."""
         total = max(float(likely.sum()), 1e-12)
         mean = float(likely @ self.observed) / total
         spread = float(likely @ np.square(self.observed - mean)) / total
@@ -523,7 +506,7 @@ class FitRound:
         return calibration.trust(self.observed, self.null)
 
     def beside(self, others: tuple[FloatArray, FloatArray] | None) -> FitRound:
-        """The same with other scores of observed and shuffled pairs added.
+        """Add other scores of observed and shuffled pairs.
 
         Both scores count as much as they are higher for observed pairs, in units of their spread over shuffled ones.
         """

@@ -59,14 +59,8 @@ def measure(
 ) -> Tensor:
     """All measures of n pairs, (n, m) in the order of `names`: higher is better.
 
-    Args:
-        space: Fitted without these pairs.
-        bank: Other pairs.
-        left: (u, D) items, centred and of unit length.
-        right: (v, E) the same.
-        lefts: (n,) left item of each pair.
-        rights: (n,) right item of each pair.
-        joint: Whether the two sides come from encoders with a common space.
+    Pair i has the left item `lefts[i]` of (u, D) and the right item `rights[i]` of (v, E), centred and of unit length.
+    The space and the bank were made without these pairs.
     """
     near_left, near_right = left @ bank.left[:RANKED].T, right @ bank.right[:RANKED].T
     count = max(min(FEW, near_left.shape[1]), round(NEIGHBOURS * near_left.shape[1]))
@@ -145,12 +139,8 @@ def nearest_and_ranks(near: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Places of the nearest items of a bank (n, count), the nearest first, and standardised ranks of distances (n, M).
 
     The ranks of an item are a vector of unit length: `standard_ranks(-near)`, as the distance of unit vectors falls
-    with their similarity, but several times as fast: similarities are rounded to 22 bits and sorted with their places
-    as one number. Equal ones are ranked by place, and zero if all are equal.
-
-    Args:
-        near: (n, M) similarities of items to the bank's.
-        count: How many of the nearest.
+    with their similarity `near` (n, M), but several times as fast: similarities are rounded to 22 bits and sorted with
+    their places as one number. Equal ones are ranked by place, and zero if all are equal.
     """
     size = near.shape[1]
     if size < 2:
@@ -169,10 +159,8 @@ def nearest_and_ranks(near: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
     """How close items are to the partners of their partner's neighbours, in standard deviations, (n,).
 
-    Args:
-        scores: (u, M) similarities of items to the bank's.
-        items: (n,) item of each pair.
-        chosen: (n, c) places of its partner's neighbours.
+    Pair i has the item `items[i]` with similarities `scores` (u, M) to those of the bank; `chosen` (n, c) are places of
+    its partner's neighbours.
     """
     mean = scores.mean(1)
     # Many times as fast as `std`. Similarities of centred vectors have no large mean that would cancel.

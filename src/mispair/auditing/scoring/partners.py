@@ -272,13 +272,9 @@ class Search:
         return own, self.measure(number, kept, places, items)
 
     def measure(self, number: int, kept: Compared, places: IntArray, items: Tensor) -> FloatArray:
-        """(n, t, m) contrast, evidence and similarity of new pairs, and the scores of a run's networks.
+        """(n, t, m) contrast, evidence and similarity of kept items with others, and scores of a run's networks.
 
-        Args:
-            number: The fold.
-            kept: Its items that are kept.
-            places: (n, t) places of the other items in the pool.
-            items: `in_space` of the same fold.
+        `places` (n, t) are those of the other items in the pool, `items` are `in_space` of the same fold.
         """
         needed, partners = np.unique(places, return_inverse=True)
         others = Compared(self.pool[needed], self.items[needed], items[needed, :-1] / 2, self.pool_rivals[needed])
@@ -433,14 +429,10 @@ class Lesson:
 
 
 def conditional_logit(x: FloatArray, prior: FloatArray, worth: FloatArray) -> FloatArray:
-    """Weights (m,) by which the first of several alternatives is most probable, by Newton's method.
+    """Weights (m,) by which the first of t alternatives is most probable, by Newton's method.
 
-    P(first) is its exp(prior + x' weights) over the sum of those of all alternatives.
-
-    Args:
-        x: (n, t, m).
-        prior: (n, t) log of the prior probabilities; -inf for alternatives that are none.
-        worth: (n,) how much each row counts.
+    P(first) is its exp(prior + x' weights) over the sum of those of all alternatives: x is (n, t, m), `prior` (n, t)
+    the log of their prior probabilities, `worth` (n,) how much each row counts.
     """
 
     def loss(weights: FloatArray) -> float:
@@ -464,7 +456,7 @@ def _log_odds(chance: FloatArray) -> FloatArray:
 
 
 def given_once(found: Partners, match: npt.NDArray[np.floating]) -> Partners:
-    """Suggestions in which the item of a matched pair, which has its partner, is given to one pair at most.
+    """Suggest the item of a matched pair, which has its partner, to one pair at most.
 
     It goes to the pair for which it is the most probable; the others keep their next ones.
     """

@@ -107,7 +107,7 @@ class Usual:
 
     @classmethod
     def of(cls, captions: Sequence[str]) -> Usual:
-        """Of these captions, which are a random sample."""
+        """Learn from captions, a random sample."""
         scripts, languages, lengths = Counter[str](), Counter[str](), []
         for caption in captions:
             words = _words(caption)
@@ -128,7 +128,7 @@ class Usual:
 
 
 def caption_reason(caption: str, usual: Usual) -> str:
-    """What is wrong with a caption, one of `KINDS`; empty if nothing can be seen.
+    """Name what is wrong with a caption, one of `KINDS`; empty if nothing can be seen.
 
     >>> usual = Usual("Latin", "English", 9)
     >>> caption_reason("IMG_2041.JPG", usual), caption_reason("A dog runs over the grass .", usual)
@@ -153,12 +153,7 @@ def caption_reason(caption: str, usual: Usual) -> str:
 
 
 def caption_reasons(rows: IntArray, captions: Callable[[IntArray], list[str]]) -> Bits:
-    """(n,) bit of `KINDS` that is set for each row, by its caption; there may be millions.
-
-    Args:
-        rows: Rows in ascending order.
-        captions: Looks up the captions of some rows.
-    """
+    """(n,) bits of `KINDS` by the captions of ascending rows; there may be millions."""
     usual = Usual.of(captions(sample(rows, SAMPLED)))
     found = np.zeros(len(rows), dtype=np.uint16)
     for start in range(0, len(rows), AT_ONCE):
@@ -174,7 +169,7 @@ def wordless(seen: Bits) -> npt.NDArray[np.bool_]:
 
 
 def image_reason(content: bytes) -> str:
-    """What is wrong with an image file, one of `KINDS`; empty if nothing can be seen.
+    """Name what is wrong with an image file, one of `KINDS`; empty if nothing can be seen.
 
     Most images are only opened: an image of one colour is a small file.
     """
@@ -202,7 +197,7 @@ def _size(content: bytes) -> tuple[int, int]:
 
 
 def image_reasons(rows: IntArray, read: Callable[[int], bytes | None]) -> Bits:
-    """(n,) bit of `KINDS` that is set for each row, by its image; none for rows without one."""
+    """(n,) bits of `KINDS` by the images of rows; 0 for rows without one."""
 
     def bit(row: int) -> int:
         content = read(row)

@@ -60,7 +60,7 @@ class Recalibration:
         spread: float,
         typical: Sequence[npt.NDArray[np.floating]],
     ) -> Recalibration | None:
-        """Learn from decided pairs; None if they are fewer than `LEAST`.
+        """Learn from n decided pairs; None if they are fewer than `LEAST`.
 
         Args:
             log_odds: (n,) that each pair matches, by the audit.
@@ -127,12 +127,8 @@ def clipped(log_odds: FloatArray) -> FloatArray:
 def _fit(expected: FloatArray, covariance: FloatArray, matched: FloatArray) -> tuple[FloatArray, float]:
     """A Gaussian process classifier: the residuals (n,) at the mode, and the log evidence (Laplace's approximation).
 
-    The mode is expected + covariance @ residuals, with residuals = matched - probability(mode).
-
-    Args:
-        expected: (n,) prior mean of the log odds.
-        covariance: (n, n) of the prior.
-        matched: (n,) answers, 0 or 1.
+    The mode is expected + covariance @ residuals, with residuals = matched - probability(mode); `expected` (n,) and
+    `covariance` (n, n) are those of the prior.
     """
     root = np.linalg.cholesky(covariance + 1e-8 * np.trace(covariance) / len(matched) * np.eye(len(matched)))
 

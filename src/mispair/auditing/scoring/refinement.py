@@ -46,15 +46,10 @@ def refined(
     trust: FloatArray,
     without: Sequence[Sequence[int]] = ONE_OUT,
 ) -> list[CommonSpace]:
-    """The spaces with refined directions; as they are if there are too few trusted pairs.
+    """Refine the directions of spaces; these stay as they are if there are too few trusted pairs.
 
-    Args:
-        spaces: Spaces; every `FOLDS` in a row have equally many directions.
-        x: (n, D) left items, centred and of unit length.
-        y: (n, E) right items.
-        fold: (n,) fold of each pair.
-        trust: (n,) probability that each pair matches.
-        without: Folds that each space was fitted without.
+    Each space was fitted `without` some folds of the pairs (n, D) and (n, E), and is refined without them. Every
+    `FOLDS` spaces in a row have equally many directions.
     """
     rows = np.flatnonzero(trust >= MATCH_THRESHOLD)
     if len(rows) < ENOUGH:
@@ -108,12 +103,7 @@ class Learner:
     """Refines some of the spaces, each for itself."""
 
     def __init__(self, spaces: list[CommonSpace], weight: Tensor, steps: int) -> None:
-        """
-        Args:
-            spaces: F of them.
-            weight: (F, n) how much each pair counts in each.
-            steps: How many there will be.
-        """
+        """Take F spaces, and how much each of n pairs counts in each, (F, n)."""
         self._spaces, self._weight, self._steps, self._done = spaces, weight, steps, 0
         self._left = torch.stack([space.left for space in spaces])
         self._right = torch.stack([space.right for space in spaces])
@@ -138,16 +128,9 @@ class Learner:
 
 
 def adam_step(values: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], rate: Tensor, step: int) -> None:
-    """One step of Adam (Kingma and Ba, 2015), in place.
+    """Take one step of Adam (Kingma and Ba, 2015) in place, with running moments from 0 and steps from 1.
 
     That of torch imports its compiler first, which takes longer than an audit of a thousand pairs.
-
-    Args:
-        values: What is learned.
-        gradient: Of the loss.
-        moments: Running means of the gradient and of its square, from 0.
-        rate: Of learning.
-        step: Number of this step, from 1.
     """
     for moment, decay, value in zip(moments, DECAYS, (gradient, gradient.square()), strict=True):
         moment.lerp_(value, 1 - decay)
@@ -156,21 +139,14 @@ def adam_step(values: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], 
 
 
 def contrastive_gradients(batch: Batch, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of InfoNCE of a batch with soft targets, both ways added, in several spaces at a time.
+    """Gradients (F, D, k) and (F, E, k) of InfoNCE of a batch with soft targets, both ways added, in F spaces.
 
     With a, b the items of a batch in a space and of unit length, s = a b' / TEMPERATURE, and t_ij the targets, SOFT
     times how alike i and j are and 1 - SOFT more for i = j:
 
         loss = -1/B sum_i w_i sum_j t_ij (log softmax_j s_ij + log softmax_j s_ji)
 
-    Args:
-        batch: B pairs.
-        left: (F, D, k) directions of each space.
-        right: (F, E, k) directions.
-        weight: (F, B) how much each pair counts; those that count nothing are not there for the others either.
-
-    Returns:
-        (F, D, k) and (F, E, k).
+    The weights w are (F, B); pairs with weight 0 are not there for the others either.
     """
     x, y = batch.x, batch.y
     part = (weight > 0).to(x)[:, :, None]

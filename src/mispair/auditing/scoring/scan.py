@@ -45,14 +45,7 @@ class Scan:
 
     @classmethod
     def empty(cls, rows: int, measures: int) -> Scan:
-        return cls(
-            np.full((rows, measures), np.nan, dtype=np.float32),
-            np.zeros(rows, dtype=np.uint8),
-        )
-
-    def put(self, start: int, part: Scan) -> None:
-        here = slice(start, start + len(part.status))
-        self.measures[here], self.status[here] = part.measures, part.status
+        return cls(np.full((rows, measures), np.nan, dtype=np.float32), np.zeros(rows, dtype=np.uint8))
 
 
 def faults(left: Tensor, right: Tensor) -> npt.NDArray[np.uint8]:
@@ -72,81 +65,63 @@ def block_size(device: torch.device) -> int:
     return BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
 
 
-def _ignore(_: object) -> None:
-    """No-op callback."""
-
-
 def scan(
     source: Source,
     judge: Judge,
-    groups: IntArray | None,
+    groups: IntArray,
     *,
     workers: int,
     device: torch.device,
     folder: Path | None = None,
-    step: Callable[[int], None] = _ignore,
+    step: Callable[[int], object] = lambda _: None,
 ) -> Scan:
-    """Measures all pairs of a source, which may be a part of another one.
+    """Measure all pairs of a source.
 
     Args:
         source: The pairs.
         judge: What was learned.
-        groups: (N,) pairs of one group are in one fold; None if all differ.
+        groups: (N,) pairs of one group are in one fold.
         workers: Blocks measured at the same time.
-        device: Where.
+        device: Where to compute.
         folder: Where finished parts are kept; those that are there already are not measured again.
         step: Called with the number of rows that were done.
     """
-    result, missing = Scan.empty(len(source), len(judge.names)), []
-    for start in range(0, len(source), PART):
-        stop = min(start + PART, len(source))
-        before = None if folder is None else _load(_part(folder, start), stop - start, len(judge.names))
-        if before is None:
-            missing.append((start, stop))
-        else:
-            result.put(start, before)
+    rows, size = len(source), block_size(device)
+    result, missing = Scan.empty(rows, len(judge.names)), list[int]()
+    for start in range(0, rows, PART):
+        stop = min(start + PART, rows)
+        if folder is not None and _loaded(folder, start, Scan(result.measures[start:stop], result.status[start:stop])):
             step(stop - start)
-    known = source.known_rows
-    size = block_size(device)
-    blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
+        else:
+            missing += range(start, stop, size)  # a part is a number of whole blocks
 
-    def block(where: tuple[int, int, int]) -> Scan:
-        start, stop, _ = where
-        bad = known[np.searchsorted(known, start) : np.searchsorted(known, stop)] - start
-        rows = np.arange(start, stop)
-        fold = fold_numbers(rows if groups is None else groups[start:stop])
-        return _measured(source, judge, start, rows, fold, bad, device)
+    def block(start: int) -> Scan:
+        return _measured(source, judge, start, fold_numbers(groups[start : start + size]), device)
 
-    for (begin, stop, end), part in zip(blocks, parallel_map(block, blocks, workers), strict=True):
-        result.put(begin, part)
-        step(stop - begin)
-        if folder is not None and stop == end:
-            start = begin // PART * PART
-            part = Scan(result.measures[start:end], result.status[start:end])
-            _save(folder, start, part)
+    for start, found in zip(missing, parallel_map(block, missing, workers), strict=True):
+        stop = start + len(found.status)
+        result.measures[start:stop], result.status[start:stop] = found.measures, found.status
+        step(stop - start)
+        if folder is not None and (stop % PART == 0 or stop == rows):
+            begin = start // PART * PART
+            with replacing(_file(folder, begin)) as file:
+                np.savez(file, measures=result.measures[begin:stop], status=result.status[begin:stop])
     return result
 
 
-def _part(folder: Path, start: int) -> Path:
+def _file(folder: Path, start: int) -> Path:
     return folder / f"part-{start // PART:06d}.npz"
 
 
-def _measured(
-    source: Source,
-    judge: Judge,
-    start: int,
-    rows: IntArray,
-    fold: npt.NDArray[np.uint8],
-    bad: IntArray,
-    device: torch.device,
-) -> Scan:
+def _measured(source: Source, judge: Judge, start: int, fold: npt.NDArray[np.uint8], device: torch.device) -> Scan:
     """One block; rows that cannot be read have no measures, and those that were learned from have them already."""
-    left, right = source.tensors(slice(start, start + len(rows)), device)
-    part = Scan.empty(len(rows), len(judge.names))
-    part.status[:] = faults(left, right)
-    part.status[bad] = BAD_IN_TABLE
+    stop = start + len(fold)
+    left, right = source.tensors(slice(start, stop), device)
+    part = Scan(np.full((len(fold), len(judge.names)), np.nan, dtype=np.float32), faults(left, right))
+    bad = source.known_rows
+    part.status[bad[np.searchsorted(bad, start) : np.searchsorted(bad, stop)] - start] = BAD_IN_TABLE
     good = np.flatnonzero(part.status == READABLE)
-    known, measures = judge.known(rows[good])
+    known, measures = judge.known(start + good)
     part.measures[good[known]] = measures
     rest = np.delete(good, known)
     if len(rest):
@@ -157,22 +132,15 @@ def _measured(
     return part
 
 
-def _save(folder: Path, start: int, part: Scan) -> None:
-    """Keep a part that was measured in a file, which is whole or absent."""
-    with replacing(_part(folder, start)) as file:
-        np.savez(file, measures=part.measures, status=part.status)
-
-
-def _load(path: Path, rows: int, measures: int) -> Scan | None:
-    """A part that was saved; None if it is not there or not whole."""
+def _loaded(folder: Path, start: int, part: Scan) -> bool:
+    """Fill a part with what was saved; False if that is not there or not whole."""
     try:
-        with np.load(path, allow_pickle=False) as saved:
-            part = Scan(saved["measures"], saved["status"])
+        with np.load(_file(folder, start), allow_pickle=False) as saved:
+            pairs = [(own, saved[name]) for name, own in vars(part).items()]
     except Exception:  # a damaged archive raises almost anything: BadZipFile, EOFError, KeyError, ValueError
-        return None
-    expected = Scan.empty(rows, measures)
-    same = all(
-        (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
-        for found, wanted in zip(vars(part).values(), vars(expected).values(), strict=True)
-    )
-    return part if same else None
+        return False
+    if any((own.shape, own.dtype) != (found.shape, found.dtype) for own, found in pairs):
+        return False
+    for own, found in pairs:
+        own[:] = found
+    return True

@@ -115,13 +115,7 @@ class SharedItems:
 
 
 def find_shared_items(source: Source, *, workers: int, device: torch.device) -> SharedItems:
-    """Finds near-duplicates on both sides, in one pass over all rows, and what follows from them.
-
-    Args:
-        source: The pairs.
-        workers: Blocks read at the same time.
-        device: Where to compute.
-    """
+    """Find near-duplicates on both sides, in one pass over all rows, and what follows from them."""
     rows = sample(np.delete(np.arange(len(source)), source.known_rows), SAMPLED)
     sides = source.gather(rows)
     good = faults(torch.from_numpy(sides[0]), torch.from_numpy(sides[1])) == READABLE
@@ -198,12 +192,9 @@ def _first_readable(groups: IntArray, unreadable: Mask) -> IntArray:
 def near_enough(units: FloatArray, rows: int) -> float:
     """Cosine from which two of `rows` vectors are hardly ever so near by accident, at least 0.98.
 
-    The mean squared cosine of random vectors is one over the number of directions that they use. The share of a sphere
-    of that dimension within an angle of a point is a regularised incomplete beta function.
-
-    Args:
-        units: (n, D) some of the vectors, centred and of unit length.
-        rows: Number of all vectors.
+    The mean squared cosine of random vectors is one over the number of directions that they use; `units` (n, D) are
+    some of them, centred and of unit length. The share of a sphere of that dimension within an angle of a point is a
+    regularised incomplete beta function.
     """
     units = np.asarray(units, dtype=np.float32)
     cosines = units @ units.T
@@ -222,14 +213,9 @@ def near_enough(units: FloatArray, rows: int) -> float:
 def combined(
     near_duplicates: tuple[Groups, Groups], source: Source, unreadable: Mask, some: list[SomeVectors], others: int = 0
 ) -> SharedItems:
-    """What follows from the near-duplicates of either side; rows that cannot be read share nothing.
+    """Derive the shared items from the near-duplicates of either side; rows that cannot be read share nothing.
 
-    Args:
-        near_duplicates: Groups of rows of either side.
-        source: The pairs.
-        unreadable: (N,) which of them cannot be read.
-        some: Random vectors of either side.
-        others: Pairs that share no item and are not in the source.
+    `some` are random vectors of either side, and `others` counts pairs outside the source that share no item.
     """
     rows, groups = len(source), source.groups
     left, right = (_items(found, rows) for found in near_duplicates)
@@ -288,13 +274,9 @@ def _is_shared(items: IntArray) -> Mask:
 def _joined(links: list[IntArray], distinct: IntArray, given: IntArray) -> tuple[IntArray, int]:
     """The first row that each row is connected to (N,), and how many rows are in groups that were split.
 
-    Whatever is connected becomes one group. Where that has more pairs than a fold can have, its items are joined one
-    by one, the least shared first, as long as no group becomes too large.
-
-    Args:
-        links: First row with the same item, for either side.
-        distinct: Rows that differ in at least one item.
-        given: (N,) first row of what must never be split.
+    Whatever is connected becomes one group, by the first row with the same item on either side (`links`). Where that
+    has more pairs than a fold can have, its items are joined one by one, the least shared first, as long as no group
+    becomes too large. `given` (N,) is the first row of what must never be split.
     """
     rows = np.arange(len(given))
     sets = DisjointSets(rows.copy())
@@ -341,16 +323,7 @@ def _joined_while_small(items: list[IntArray], given: IntArray, most: int) -> In
 def _unlike_partners(
     source: Source, side: int, own: IntArray, distinct: IntArray, some: list[SomeVectors], others: int
 ) -> npt.NDArray[np.int32]:
-    """(N,) number of partners of each row's item where they have nothing in common, else 0.
-
-    Args:
-        source: The pairs.
-        side: Of the item: 0 left, 1 right.
-        own: (N,) item of each row on this side.
-        distinct: Rows that differ in at least one item.
-        some: Random vectors of either side.
-        others: Pairs that share no item and are not in the source.
-    """
+    """(N,) number of partners of each row's item on one side where they have nothing in common, else 0."""
     partners = np.bincount(own[distinct], minlength=len(own))
     items = np.flatnonzero(partners >= MANY)
     items = items[np.argsort(-partners[items], kind="stable")]

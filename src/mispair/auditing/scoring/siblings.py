@@ -105,13 +105,10 @@ def _with_siblings(items: SharedItems, match: npt.NDArray[np.floating]) -> IntAr
 def compared(
     y: FloatArray, number: IntArray, weight: FloatArray, own: FloatArray
 ) -> tuple[npt.NDArray[np.float32], FloatArray]:
-    """Agreement of each row (n,) with the others of its group, and their weighted sum (n, E).
+    """Agreement of each right item (n, E) with the others of its group (n,), and the weighted sum of these (n, E).
 
-    Args:
-        y: (n, E) right items, of unit length.
-        number: (n,) number of the group, from 0.
-        weight: (n,) how much each counts as a sibling: 0 for copies of others.
-        own: (n,) the weight of the row that each row is a copy of: its own, where it is none.
+    `weight` (n,) is 0 for copies of other rows; `own` (n,) is the weight of the row that each row is a copy of, or its
+    own.
     """
     total, trust = np.zeros((int(number[-1]) + 1, y.shape[1])), np.bincount(number, weight)
     np.add.at(total, number, weight[:, None] * y)
@@ -131,14 +128,8 @@ def _learned(
 ) -> tuple[float, float] | None:
     """The lowest decile of agreement over matched pairs, and its slope; None if there are too few matched pairs.
 
-    Learned as the combination is, from observed, random and look-alike pairs.
-
-    Args:
-        agreement: (n,) of some rows, NaN without siblings.
-        means: (n, E) weighted sums of the siblings.
-        y: (n, E) right items.
-        near: (n,) rows with similar left items.
-        match: (n,) match scores.
+    Learned as the combination is, from observed, random and look-alike pairs: n rows with weighted sums of their
+    siblings (n, E), right items (n, E), rows with similar left items (n,), and match scores (n,).
     """
     told = np.flatnonzero(~np.isnan(agreement))
     seen, match = agreement[told].astype(np.float64), match[told].astype(np.float64)

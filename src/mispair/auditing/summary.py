@@ -1,0 +1,585 @@
+"""The metrics of an audit: noise rates, what cuts flag, and which mismatches would be found.
+
+Parts of a data set are counted apart, and their counts are added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from scipy.special import betaincinv
+
+from mispair.auditing.match_scores import MatchScores, new_match_scores
+from mispair.auditing.scoring.calibration import noise_interval, noise_rate, rate_bounds
+from mispair.auditing.scoring.exchanges import Trial, lowered
+from mispair.auditing.scoring.judge import Judge
+from mispair.errors import ConflictError, DamagedError, InvalidValueError
+from mispair.functional.logistic import FloatArray, probability
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.source import Source
+from mispair.support.files import read_regular
+from mispair.support.formatting import listed, percent
+
+NOTHING_IN_COMMON = "These two sides have nothing to do with each other, or nearly all pairs are mismatched"
+USUAL_CUTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
+SHARD = "shard"  # the value of `by` that means the files of the input
+SIDES = ("left", "right")
+SHARED = "item is shared by pairs that have nothing else in common"
+MOST_REPEATED = 1 << 22  # scores of a part in memory
+MOST_PARTS = 100  # parts of a data set in the summary, the largest first
+FALSE_ALARMS = 0.01  # share of the matched pairs
+FEW = 20  # simulated pairs, below which nothing is said
+NEARLY_ALL = 0.8  # noise rate from which on pairs that cannot be told from shuffled ones have nothing in common
+BINS = 40  # of the histograms of the report
+SHOWN = 20  # unreadable rows in the report
+SMALLEST = 0.0001  # share that is written as more than 0
+BLIND = 0.1  # share of pairs that may be mismatched beyond the noise rate's interval before people are asked
+BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasureSummary(_Frozen):
+    """One ingredient of the match score.
+
+    Attributes:
+        weight: Its share of the score; those of all measures add up to 1.
+        separation: AUROC of the observed pairs against shuffled ones.
+    """
+
+    weight: float
+    separation: float
+
+
+class Cut(_Frozen):
+    """Pairs with a match score below a value.
+
+    Attributes:
+        flag_below: The value.
+        flagged: How many there are.
+        mismatched: Estimated share of mismatched ones among them.
+        mismatched_low: Lower end of its 95 % interval.
+        mismatched_high: Upper end.
+    """
+
+    flag_below: float
+    flagged: int
+    mismatched: float
+    mismatched_low: float
+    mismatched_high: float
+
+
+class Part(_Frozen):
+    """The pairs with one value of a column, or of one file.
+
+    Attributes:
+        value: The value, or the name of the file.
+        pairs: How many could be scored.
+        flagged: How many of them are flagged.
+        noise_rate: Estimated share of mismatched ones.
+        noise_rate_low: Lower end of its 95 % interval.
+        noise_rate_high: Upper end.
+    """
+
+    value: str
+    pairs: int
+    flagged: int
+    noise_rate: float
+    noise_rate_low: float
+    noise_rate_high: float
+
+
+class Detection(_Frozen):
+    """How well mismatches of one kind are found, from trusted pairs whose partners are exchanged on purpose.
+
+    Attributes:
+        kind: "random", "similar" (among the ten nearest of each other) or "most_similar" (among the three nearest).
+        by: Which items are similar: "left", "right", "both", or "either"; empty if none is.
+        found: Share of them below the cut.
+        found_at_1_percent: The same where 1 % of the pairs that seem to match are below the cut.
+        at_most: Upper end of the 95 % interval of the noise rate if the mismatched pairs are like these. Partners that
+            are even more alike hide better.
+        example: Ids of two pairs whose exchange is as hard to find as the median one; none where it is random.
+    """
+
+    kind: str
+    by: str = ""
+    found: float
+    found_at_1_percent: float
+    at_most: float
+    example: list[str] = []
+
+    @property
+    def words(self) -> str:
+        """The kind, as in "exchanged ..."."""
+        alike = "the most similar" if self.kind == "most_similar" else "similar"
+        items = {"both": "left and right items", "either": "items"}.get(self.by, f"{self.by} items")
+        return f"between {alike} {items}" if self.by else "at random"
+
+
+class NoiseEstimate(_Frozen):
+    """The noise rate by decisions of people on pairs that were drawn for it.
+
+    Attributes:
+        decisions: How many.
+        rate: Estimated share of mismatched pairs, as these people see it.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+    """
+
+    decisions: int
+    rate: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def sentence(self) -> str:
+        """The rate in words."""
+        rate, low, high = (percent(share, self.high) for share in (self.rate, self.low, self.high))
+        return f"By {self.decisions:,} decisions on drawn pairs, {rate} are mismatched ({low} to {high})."
+
+
+class AuditSummary(_Frozen):
+    """The metrics of an audit, as in `summary.json`.
+
+    Attributes:
+        pairs: All pairs.
+        scored: Those that could be read.
+        flagged: Those with a match score below `flag_below`.
+        noise_rate: Estimated share of pairs whose sides have nothing to do with each other.
+        noise_rate_low: Lower end of its 95 % interval.
+        noise_rate_high: Upper end.
+        close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item
+            or exchanged with a similar pair; not part of the noise rate. None where neither can be told.
+        close_rate_low: Lower end of its 95 % interval.
+        close_rate_high: Upper end.
+        detections: Which share of mismatches that are made on purpose would be found, by kind.
+        decided: The noise rate by decisions of people; None without them.
+        nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
+            sides have nothing to do with each other.
+        flag_below: The cut: match score below which pairs are flagged.
+        cuts: What other cuts would flag, and this one.
+        by: Column, or "shard", by which `parts` are made.
+        parts: Noise rates of parts of the data.
+        unreadable: Number of pairs by what is wrong with them.
+        reasons: Number of pairs by what they themselves show: shared items, captions and images.
+        near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
+        near_duplicates_right: The same for right items.
+        suggested_right: Flagged pairs with a suggested right item.
+        suggested_left: Flagged pairs with a suggested left item.
+        measures: The ingredients of the match score, by name.
+        notes: What the reader should know.
+        seconds: Time of the audit.
+        stages: Seconds of each part of it.
+    """
+
+    pairs: int
+    scored: int
+    flagged: int
+    noise_rate: float
+    noise_rate_low: float
+    noise_rate_high: float
+    close_rate: float | None = None
+    close_rate_low: float | None = None
+    close_rate_high: float | None = None
+    detections: list[Detection] = []
+    decided: NoiseEstimate | None = None
+    nothing_in_common: bool = False
+    flag_below: float = MATCH_THRESHOLD
+    cuts: list[Cut] = []
+    by: str | None = None
+    parts: list[Part] = []
+    unreadable: dict[str, int]
+    reasons: dict[str, int] = {}
+    near_duplicates_left: int
+    near_duplicates_right: int
+    suggested_right: int
+    suggested_left: int
+    measures: dict[str, MeasureSummary]
+    notes: list[str]
+    seconds: float
+    stages: dict[str, float]
+
+    @property
+    def rates(self) -> tuple[str, str, str]:
+        """The noise rate and the two ends of its interval, in per cent with the same decimals."""
+        rate, low, high = self.noise_rate, self.noise_rate_low, self.noise_rate_high
+        return percent(rate, high), percent(low, high), percent(high, high)
+
+    @property
+    def at_most(self) -> float:
+        """The largest share of mismatched pairs that the audit cannot rule out, between similar items included.
+
+        Partners that are even more alike, or similar on both sides, look like matches to any encoder.
+        """
+        counted = (one for one in self.detections if one.kind == "similar" and one.by != "both")
+        return max([self.noise_rate_high, *(one.at_most for one in counted)])
+
+    @property
+    def may_be_blind(self) -> bool:
+        """Whether many more pairs may be mismatched than the audit sees, and nobody has decided on drawn pairs."""
+        return self.decided is None and self.at_most - self.noise_rate_high > BLIND
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether people have decided that another share of the pairs is mismatched."""
+        decided = self.decided
+        return decided is not None and (decided.low > self.noise_rate_high or decided.high < self.noise_rate_low)
+
+    @property
+    def rate_sentence(self) -> str:
+        """The noise rate in words."""
+        rate, low, high = self.rates
+        if self.noise_rate < SMALLEST:
+            high = percent(max(self.noise_rate_high, SMALLEST))
+            return f"At most {high} of the pairs have nothing to do with each other."
+        return f"About {rate} of the pairs have nothing to do with each other ({low} to {high})."
+
+    @property
+    def rate_sentences(self) -> list[str]:
+        """The noise rate, what may hide from it, and what people have decided."""
+        found = [self.rate_sentence]
+        if self.at_most > self.noise_rate_high:
+            found.append(
+                "Mismatches between similar items can look like matches: "
+                f"this audit cannot rule out that {percent(self.at_most)} of the pairs are mismatched."
+            )
+        if self.decided is not None:
+            found.append(self.decided.sentence)
+            if self.is_contradicted:
+                more = "more" if self.decided.rate > self.noise_rate else "less"
+                found.append(
+                    f"That is {more} than the audit sees by itself. Audit again with these decisions to use them."
+                )
+        elif self.may_be_blind:
+            found.append("In a review, decide on about 100 drawn pairs to know the rate.")
+        return found
+
+    @property
+    def too_many_unreadable(self) -> bool:
+        """Whether more than 1 % of the pairs could not be read."""
+        return self.pairs - self.scored > BAD_SHARE * self.pairs
+
+    @classmethod
+    def read(cls, path: Path) -> AuditSummary:
+        """Reads `summary.json`.
+
+        Raises:
+            DamagedError: It cannot be read.
+        """
+        try:
+            return cls.model_validate_json(read_regular(path))
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is damaged or of another version"
+            what = f"the summary cannot be read ({reason})"
+            raise DamagedError(what, where=path, advice="Audit again with `overwrite`.") from None
+
+
+def share_of(text: str | float) -> float:
+    """A share from 0 to 1, of a number or a text such as "80%" or "0.8".
+
+    >>> share_of("80%"), share_of("0.8"), share_of(0.8)
+    (0.8, 0.8, 0.8)
+
+    Raises:
+        InvalidValueError: It is not in (0, 1].
+    """
+    try:
+        value = float(text[:-1]) / 100 if isinstance(text, str) and text.strip().endswith("%") else float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= 1:
+        raise InvalidValueError(repr(text), where="keep_best", expected="a fraction of the pairs such as 80% or 0.8")
+    return value
+
+
+def threshold(match: npt.NDArray[np.floating], flag_below: float | None, keep_best: str | float | None) -> float:
+    """The match score below which pairs are flagged; `match` is NaN where a row could not be read.
+
+    Equal scores are flagged together or not. `keep_best` is a share of the readable pairs.
+    """
+    if flag_below is not None:
+        return flag_below
+    known = np.sort(match[~np.isnan(match)])
+    if keep_best is None or not len(known):
+        return MATCH_THRESHOLD
+    dropped = min(len(known) - 1, math.floor(len(known) * (1 - share_of(keep_best)) + 1e-9))
+    return float(known[dropped])
+
+
+def check_cut(flag_below: float | None, keep_best: str | float | None) -> None:
+    """Raise if the cut is invalid.
+
+    Raises:
+        ConfigError: It is no match score or fraction, or there are two.
+    """
+    if flag_below is not None and keep_best is not None:
+        raise ConflictError("`flag_below` and `keep_best` are both given", advice="Give one of them.")
+    if flag_below is not None and not 0 <= flag_below <= 1:
+        raise InvalidValueError(str(flag_below), where="flag_below", expected="a match score from 0 to 1")
+    if keep_best is not None:
+        share_of(keep_best)
+
+
+def below_cuts(
+    match: npt.NDArray[np.floating], rate: tuple[float, float, float], pairs: int, values: Sequence[float]
+) -> FloatArray:
+    """Count what is below each cut, (c, 4); the results of parts of a data set add up.
+
+    Columns: the number of pairs, the expected number of mismatched ones, and that number if the noise rate is the lower
+    or the upper end of its interval. `rate` has the noise rate and both ends, `pairs` is the number of readable pairs
+    of the whole data set.
+    """
+    below = (1 - match[match < value].astype(np.float64) for value in values)
+    return np.array([[len(wrong), wrong.sum(), *_at_ends(wrong, rate, pairs)] for wrong in below])
+
+
+def cuts(values: Sequence[float], below: FloatArray) -> list[Cut]:
+    """What each cut flags, by `below_cuts`.
+
+    The share of mismatched pairs among the flagged ones is their mean probability. If the noise rate is an end of its
+    interval instead of the estimate, the odds of every pair change by the same factor (Saerens et al., 2002); that and
+    the error of a share of so many pairs make the interval.
+    """
+    found = []
+    for value, (count, *wrong) in zip(values, below.tolist(), strict=True):
+        middle, low, high = _interval(int(count), *wrong) if count else (0.0, 0.0, 0.0)
+        found.append(
+            Cut(flag_below=value, flagged=int(count), mismatched=middle, mismatched_low=low, mismatched_high=high)
+        )
+    return found
+
+
+def share_interval(wrong: FloatArray, rate: tuple[float, float, float], pairs: int) -> tuple[float, float, float]:
+    """Share of mismatched pairs among some of all pairs, and its 95 % interval.
+
+    `wrong` (k,) is the probability that each of them is mismatched, `rate` the noise rate of all pairs and both ends of
+    its interval.
+    """
+    return _interval(len(wrong), float(wrong.sum()), *_at_ends(wrong, rate, pairs))
+
+
+def _interval(count: int, wrong: float, wrong_low: float, wrong_high: float) -> tuple[float, float, float]:
+    """A share of `count` pairs and its interval, by the expected numbers of mismatched ones."""
+    middle = wrong / count
+    limits = proportion_limits(wrong, count)
+    ends = wrong_low / count, wrong_high / count
+    low, high = (math.hypot(middle - end, middle - limit) for end, limit in zip(ends, limits, strict=True))
+    return middle, max(0.0, middle - low), min(1.0, middle + high)
+
+
+def proportion_limits(found: float, count: int) -> tuple[float, float]:
+    """Clopper and Pearson's 95 % limits of a share, of which so many were found among a count."""
+    low = betaincinv(found, count - found + 1, 0.025) if found > 0 else 0.0
+    return float(low), float(betaincinv(found + 1, count - found, 0.975)) if found < count else 1.0
+
+
+def _odds(rate: float, count: int) -> float:
+    rate = min(max(rate, 0.5 / count), 1 - 0.5 / count)
+    return rate / (1 - rate)
+
+
+def _at_ends(wrong: FloatArray, rate: tuple[float, float, float], pairs: int) -> list[float]:
+    """Sums of probabilities whose odds change as those of the noise rate do at both ends of its interval."""
+    odds, *ends = (_odds(value, pairs) for value in rate)
+    return [float((end / odds * wrong / (end / odds * wrong + 1 - wrong)).sum()) for end in ends]
+
+
+def values_by(source: Source, by: str) -> list[str]:
+    """The value of each row by which noise rates are given: of a column, or the name of its file.
+
+    Raises:
+        InvalidValueError: There is no such column.
+    """
+    if by == SHARD and source.shards:
+        return [name for name, size in source.shards for _ in range(size)]
+    table = source.table
+    if table is None or by not in table.columns:
+        known = [*(() if table is None else table.columns), *([SHARD] if source.shards else [])]
+        there = f"one of {listed(known)}" if known else "an input with columns"
+        raise InvalidValueError(f"{source.name} has no column {by!r}", where="by", expected=there)
+    return [value for batch in table.batches([by]) for value in batch[0].to_pylist()]
+
+
+def count_parts(
+    values: Sequence[str], sums: FloatArray, shuffled: FloatArray, flagged: npt.NDArray[np.bool_]
+) -> dict[str, IntArray]:
+    """Count the pairs with each value; the results of parts of a data set add up.
+
+    For each value: the number of pairs with combined measures up to each of `rate_bounds` and above the last, and the
+    number of flagged ones.
+    """
+    bounds, readable = rate_bounds(shuffled), np.flatnonzero(~np.isnan(sums))
+    names, number = np.unique(np.asarray(values, dtype=object)[readable].astype(str), return_inverse=True)
+    found = np.zeros((len(names), len(bounds) + 2), dtype=np.int64)
+    np.add.at(found, (number, np.searchsorted(bounds, sums[readable])), 1)
+    np.add.at(found[:, -1], number, flagged[readable])
+    return dict(zip(names.tolist(), found, strict=True))
+
+
+def parts(counts: Mapping[str, IntArray], shuffled: FloatArray) -> list[Part]:
+    """The noise rate of the pairs with each value, the largest part first, by `count_parts`."""
+    found, places = [], np.append(rate_bounds(shuffled), np.inf)
+    for value in sorted(sorted(counts), key=lambda value: -counts[value][:-1].sum())[:MOST_PARTS]:
+        *below, flagged = counts[value].tolist()
+        shrunk = max(1, sum(below) // MOST_REPEATED)  # a longer array would change no digit that is shown
+        observed = np.repeat(places, np.array(below) // shrunk)
+        low, high = noise_interval(observed, shuffled)
+        found.append(
+            Part(
+                value=value,
+                pairs=sum(below),
+                flagged=flagged,
+                noise_rate=noise_rate(observed, shuffled),
+                noise_rate_low=low,
+                noise_rate_high=high,
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Counts of some rows of an audit.
+
+    Attributes:
+        pairs: Number of rows.
+        scored: Readable ones.
+        flagged: Flagged ones.
+        different: Number of different readable pairs, of those among them that count as mismatched by other rules than
+            the mixture, and the expected number of mismatched ones among the latter.
+        below: (c, 4) what is below each cut, see `cuts.below_cuts`.
+        by_match: (BINS,) pairs by match score, from 0 to 1.
+        expected_matched: (BINS,) expected number of matched ones among them.
+        by_sum: (BINS,) pairs by combined score, in `score_range`.
+        unreadable: Number of rows by what is wrong with them.
+        reasons: Number of rows by what they show.
+        bad: Row number, id and status of the first unreadable rows.
+        parts: Counts by value of a column, see `cuts.count_parts`.
+    """
+
+    pairs: int
+    scored: int
+    flagged: int
+    different: FloatArray
+    below: FloatArray
+    by_match: IntArray
+    expected_matched: FloatArray
+    by_sum: IntArray
+    unreadable: Counter[str]
+    reasons: Counter[str]
+    bad: list[tuple[int, str, str]]
+    parts: Mapping[str, IntArray]
+
+    def __add__(self, other: Tally) -> Tally:
+        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)[:-2]}
+        together = dict(self.parts)
+        for name, counts in other.parts.items():
+            together[name] = together[name] + counts if name in together else counts
+        return Tally(**sums, bad=sorted(self.bad + other.bad)[:SHOWN], parts=together)
+
+    def metrics(self, judge: Judge, threshold: float) -> dict[str, Any]:
+        """The metrics that follow from the counts, as `AuditSummary` has them."""
+        combination = judge.combination
+        rate, low, high = map(self._of_all, rates_of(judge))
+        return {
+            "pairs": self.pairs,
+            "scored": self.scored,
+            "flagged": self.flagged,
+            "noise_rate": rate,
+            "noise_rate_low": low,
+            "noise_rate_high": high,
+            "nothing_in_common": combination.high == 1 and combination.rate > NEARLY_ALL,
+            "flag_below": threshold,
+            "cuts": cuts(cut_values(threshold), self.below),
+            "parts": parts(self.parts, judge.null),
+            "unreadable": dict(sorted(self.unreadable.items())),
+            "reasons": dict(self.reasons),
+            "measures": {
+                name: MeasureSummary(weight=float(weight), separation=float(separation))
+                for name, weight, separation in zip(judge.names, combination.shares(), judge.separations, strict=True)
+            },
+        }
+
+    def _of_all(self, rate: float) -> float:
+        """The noise rate of all pairs, by that of the pairs that are learned from."""
+        different, others, mismatched = self.different.tolist()
+        return rate if not others else (rate * (different - others) + mismatched) / different
+
+
+def cut_values(threshold: float) -> list[float]:
+    """The cuts of the summary."""
+    return sorted({*USUAL_CUTS, threshold})
+
+
+def score_range(judge: Judge) -> tuple[float, float]:
+    """Lowest and highest combined score of nearly all observed and shuffled pairs; never equal."""
+    both = np.concatenate([judge.observed, judge.null])
+    low, high = (float(np.quantile(both, share)) for share in (0.002, 0.998))
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def rates_of(judge: Judge) -> tuple[float, float, float]:
+    return judge.combination.rate, judge.combination.low, judge.combination.high
+
+
+def detections(
+    judge: Judge, scores: MatchScores, threshold: float, ids: Callable[[IntArray], list[str]]
+) -> list[Detection]:
+    """What the audit sees of each kind of mismatch, at this cut of the match score.
+
+    Exchanges between similar items are tried out in audits of up to 65,536 pairs. In larger ones, "similar" are the ten
+    nearest items in a tenth of a sample, by their left or right side.
+    """
+    alone = judge.observed
+    matched = alone[probability(judge.combination.log_odds(alone)) >= MATCH_THRESHOLD]
+    if len(matched) < FEW:
+        return []
+    lowest = float(np.quantile(matched, FALSE_ALARMS))
+    tried = [trial for trial in scores.trials if trial.sums.size >= FEW]
+    by_sums = {"random": judge.null} | ({} if tried else {"similar": judge.similar})
+    found = []
+    for kind, sums in by_sums.items():
+        if len(sums) >= FEW:
+            detection = Detection(
+                kind=kind,
+                by="" if kind == "random" else "either",
+                found=float((new_match_scores(judge, sums) < threshold).mean()),
+                found_at_1_percent=float((sums < lowest).mean()),
+                at_most=judge.combination.high if kind == "random" else noise_interval(alone, sums)[1],
+            )
+            found.append(detection)
+    observed = scores.beside_others
+    observed = observed[~np.isnan(observed)]
+    cut = float(np.quantile(observed[probability(observed) >= MATCH_THRESHOLD], FALSE_ALARMS)) if tried else 0.0
+    return found + [_tried(trial, judge, observed, cut, threshold, ids) for trial in tried]
+
+
+def _tried(
+    trial: Trial, judge: Judge, observed: FloatArray, cut: float, threshold: float, ids: Callable[[IntArray], list[str]]
+) -> Detection:
+    score = lowered(judge.combination.log_odds(trial.sums), trial.chance)
+    match = new_match_scores(judge, trial.sums.reshape(-1)).reshape(-1, 2) * (1 - trial.chance)
+    middle = score.min(axis=1).argsort()[len(score) // 2]
+    return Detection(
+        kind=trial.kind,
+        by=trial.by,
+        found=float((match < threshold).mean()),
+        found_at_1_percent=float((score < cut).mean()),
+        at_most=noise_interval(observed, score.reshape(-1))[1],
+        example=ids(trial.couples[middle]),
+    )

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from mispair.auditing.scoring import expectation
-from mispair.auditing.scoring.expectation import Expectation
+from mispair.auditing.scoring import joint
 from mispair.auditing.scoring.folds import FOLDS
+from mispair.auditing.scoring.joint import Expectation
 
 
 def sides(rows: int = 200, width: int = 12) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -32,7 +32,7 @@ def test_measures_are_those_of_a_regression_on_the_other_folds() -> None:
         others, expected = fold != fold[row], 0.0
         for a, b in ((x, y), (y, x)):
             spread = (trust[others, None] * a[others]).T @ a[others]
-            floor = expectation.REGULARISATION * np.trace(spread) / len(spread)
+            floor = joint.REGULARISATION * np.trace(spread) / len(spread)
             maps = np.linalg.solve(
                 spread + floor * np.eye(len(spread)), (trust[others, None] * a[others]).T @ b[others]
             )
@@ -55,7 +55,7 @@ def test_its_own_fold_teaches_a_pair_nothing() -> None:
     changed = right.copy()
     changed[fold == 4] = np.random.default_rng(1).standard_normal(changed[fold == 4].shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expectation, "DIRECTIONS", left.shape[1])
+        patch.setattr(joint, "DIRECTIONS", left.shape[1])
         learned = [
             Expectation.of(torch.from_numpy(left).float(), torch.from_numpy(side).float(), fold, trust)
             for side in (right, changed)

@@ -1,4 +1,4 @@
-"""Vectors of encoders with a common space, such as those of CLIP: what their cosines say about a pair.
+"""Measures of vectors by encoders with a common space, such as those of CLIP.
 
 The normalised cosine is negCLIPLoss of Wang et al., "CLIPLoss and Norm-Based Data Selection Methods for Multimodal
 Contrastive Learning" (NeurIPS 2024): the cosine s_ii of a pair, less what either item has with any other one,
@@ -8,23 +8,33 @@ Contrastive Learning" (NeurIPS 2024): the cosine s_ii of a pair, less what eithe
 Items that are similar to everything lose by it, and special ones win. The paper takes the temperature t of the encoder,
 0.01, and random batches of the data. Here the others are trusted pairs, both sides are centred, and t goes with the
 spread of the cosines, because that of an unknown encoder is not known.
+
+This cosine ignores what both items have in common with all pairs of the data: code that looks like no answer at all
+fits no question, and shuffling does not show that. So two more measures keep the mean of each side: the plain cosine,
+and the cosine of an item with its expected partner, by a regression on the other folds.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import cosine_similarity, normalize
 
 from mispair.auditing.scoring.calibration import separated, separation
-from mispair.auditing.scoring.folds import shuffled
+from mispair.auditing.scoring.common_space import moments, product
+from mispair.auditing.scoring.folds import FOLDS, shuffled
+from mispair.compute.threads import parallel_map
+from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import IntArray
 
+DIRECTIONS = 256  # main directions of both sides in which partners are expected
+REGULARISATION = 3.0  # times the mean spread along them
 TEMPERATURE = 0.25  # times the standard deviation of the cosines of shuffled pairs
 LEAST_SPREAD = 1e-6
 PIECE = 4096  # pairs at a time
@@ -85,3 +95,57 @@ def share_a_space(left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], *gro
     paired = (x * y).sum(1).cpu().numpy()
     null = (x[rows] * y[partner[rows]]).sum(1).cpu().numpy()
     return separation(paired, null) > CLEAR and separated(paired, null, SURE)
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """Expected partners, for each fold by the pairs of the others."""
+
+    directions: Tensor  # (D, k) of both sides
+    to_right: Tensor  # (FOLDS, k, k)
+    to_left: Tensor  # (FOLDS, k, k)
+
+    @classmethod
+    def of(cls, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray) -> Expectation:
+        """Learn from n pairs of raw vectors (n, D), each with a fold and the probability that it matches."""
+        x, y = normalize(left, dim=1), normalize(right, dim=1)
+        directions = eigh(moments(x) + moments(y))[1][:, -DIRECTIONS:].to(x).contiguous()
+        x, y = x @ directions, y @ directions
+        weight = torch.from_numpy(trust).to(x)[:, None]
+
+        def sums(number: int) -> Tensor:
+            """(3, k, k) second moments of left and of right items, and their products."""
+            here = torch.from_numpy(np.flatnonzero(fold == number)).to(x.device)
+            a, b, w = x[here], y[here], weight[here]
+            return torch.stack([product(w * a, a), product(w * b, b), product(w * a, b)])
+
+        each = torch.stack(list(parallel_map(sums, range(FOLDS))))
+        lefts, rights, ties = (each.sum(0) - each).unbind(1)
+        return cls(directions, _solved(lefts, ties).to(x), _solved(rights, ties.mT).to(x))
+
+    def measure(
+        self, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor, fold: npt.NDArray[np.uint8]
+    ) -> npt.NDArray[np.float32]:
+        """(n, 2) cosines of pairs, and of their items with the expected ones, both ways added.
+
+        Pair i has the left item `lefts[i]` of (u, D) and the right item `rights[i]` of (v, D), both raw vectors.
+        """
+        x, y = normalize(left, dim=1), normalize(right, dim=1)
+        found = np.empty((len(fold), 2), dtype=np.float32)
+        a, b = x @ self.directions, y @ self.directions
+        for number in np.unique(fold):
+            here = np.flatnonzero(fold == number)
+            places = torch.from_numpy(here).to(x.device)
+            i, j = lefts[places], rights[places]
+            expected = cosine_similarity(a[i] @ self.to_right[number], b[j])
+            expected += cosine_similarity(b[j] @ self.to_left[number], a[i])
+            found[here] = torch.column_stack([(x[i] * y[j]).sum(1), expected]).cpu().numpy()
+        return found
+
+
+def _solved(spread: Tensor, ties: Tensor) -> Tensor:
+    """(FOLDS, k, k) regressions from second moments (FOLDS, k, k) and products with the other side."""
+    floor = REGULARISATION * torch.diagonal(spread, dim1=1, dim2=2).mean(1).clamp(min=1e-12)
+    ridge = floor[:, None, None] * torch.eye(spread.shape[-1], dtype=spread.dtype)
+    # One at a time: LU of a batch fails in MKL with several threads.
+    return torch.stack([torch.linalg.solve(a, b) for a, b in zip(spread + ridge, ties, strict=True)])

@@ -16,9 +16,8 @@ from torch.nn.functional import normalize
 from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination, separation
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
-from mispair.auditing.scoring.expectation import Expectation
 from mispair.auditing.scoring.folds import FOLDS, NEAR, ONE_OUT, TWO_OUT, random_keys, shuffled, strangers
-from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
+from mispair.auditing.scoring.joint import Expectation, normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, largest, learned, make_bank, measure
 from mispair.auditing.scoring.recalibration import LEAST
 from mispair.auditing.scoring.refinement import refined
@@ -266,11 +265,12 @@ def learn(
     transforms = SideTransform.both(left, right, views, joint=joint)
     first = joint and network_score is None  # the networks of a run may have memorised mismatched pairs
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items, joint=first)
+    sample = replace(sample, checked=checked)
     fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, (transforms[0].width, transforms[1].width))
     rows = np.arange(len(left))
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
-    last, couple_spaces = _fit_rounds(sample, fitter, checked)
+    last, couple_spaces = _fit_rounds(sample, fitter)
     trust = last.trust()
     without = [*ONE_OUT, *TWO_OUT]
     with stage_part(0.8):
@@ -323,6 +323,7 @@ class Sample:
     shuffled: IntArray  # (w,) rows whose left items have ...
     partner: IntArray  # (w,) ... the right items of these rows in a shuffled pair
     cosines: tuple[FloatArray, FloatArray] | None  # (n,) of pairs and (w,) of shuffled ones, in a space of both sides
+    checked: FloatArray | None = None  # (n,) decisions of people, NaN without one
 
     @classmethod
     def of(
@@ -343,37 +344,44 @@ class Sample:
         """(n,) probability that each pair matches, before anything is learned."""
         return np.ones(len(self.x)) if self.cosines is None else calibration.trust(*self.cosines)
 
+    def informed(self, trust: FloatArray) -> FloatArray:
+        """Put decisions of people in the place of probabilities (n,)."""
+        return trust if self.checked is None else np.where(np.isnan(self.checked), trust, self.checked)
 
-def _fit_rounds(
-    sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None
-) -> tuple[FitRound, list[CommonSpace]]:
+    def weight(self, trust: FloatArray) -> Tensor:
+        """(n,) how much each pair counts in a fit."""
+        return torch.from_numpy(np.maximum(self.informed(trust), LEAST_TRUST)).to(self.x)
+
+
+def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter) -> tuple[FitRound, list[CommonSpace]]:
     """A first round, then two more with the regularisation that separates best; and the spaces of `TWO_OUT`."""
     few = len(sample.x) < FEW_PAIRS
-    trust = sample.first_trust()
     along = replace(sample, x=fitter.items[0], y=fitter.items[1])  # narrower, where pairs are few
-    found = _fit_round(along, fitter, checked, trust, FIRST_OF_FEW if few else FIRST)
-    regularisation = _regularisation(along, fitter, checked, found.trust())
+    trust = sample.first_trust()
+    found = _fit_round(along, fitter, trust, FIRST_OF_FEW if few else FIRST)
+    regularisation = _regularisation(along, fitter, found.trust())
     for _ in range(2):
         trust = found.trust()
-        found = _fit_round(along, fitter, checked, trust, regularisation)
-    couple_spaces = fitter.fit_several(_weight(sample, trust, checked), [regularisation], TWO_OUT)[0]
+        found = _fit_round(along, fitter, trust, regularisation)
+    couple_spaces = fitter.fit_several(sample.weight(trust), [regularisation], TWO_OUT)[0]
     spaces = [fitter.turned_back(space) for space in found.spaces]
     return replace(found, spaces=spaces), [fitter.turned_back(space) for space in couple_spaces]
 
 
-def _weight(sample: Sample, trust: FloatArray, checked: FloatArray | None) -> Tensor:
-    return torch.from_numpy(np.maximum(_with_checked(trust, checked), LEAST_TRUST)).to(sample.x)
+def _fit_round(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray, regularisation: float) -> FitRound:
+    """Fit the spaces to the pairs that are trusted so far, and score all pairs by them."""
+    fitted = fitter.fit_several(sample.weight(trust), [regularisation])
+    return measured_rounds(sample, fitted, sample.informed(trust), range(FOLDS))[0]
 
 
-def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray) -> float:
+def _regularisation(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray) -> float:
     """The regularisation by which matched pairs are farthest from shuffled ones, in as few folds as have enough pairs.
 
     That is smooth in the regularisation, so that the maximum may lie between those that are tried.
     """
     folds = range(min(FOLDS, math.ceil(ENOUGH * FOLDS / len(sample.x))))
-    weight, without = _weight(sample, trust, checked), [(number,) for number in folds]
-    fitted = fitter.fit_several(weight, REGULARISATIONS, without)
-    rounds = measured_rounds(sample, fitted, _with_checked(trust, checked), folds)
+    fitted = fitter.fit_several(sample.weight(trust), REGULARISATIONS, [(number,) for number in folds])
+    rounds = measured_rounds(sample, fitted, sample.informed(trust), folds)
     likely = np.mean([one.trust() for one in rounds], axis=0)
     return math.exp(highest(np.log(REGULARISATIONS), np.array([one.distance(likely) for one in rounds])))
 
@@ -386,18 +394,6 @@ def highest(places: FloatArray, values: FloatArray) -> float:
     near = slice(best - 1, best + 2)
     curve, slope, _ = np.polyfit(places[near] - places[best], values[near], 2)
     return float(places[best] - slope / (2 * curve)) if curve < 0 else float(places[best])
-
-
-def _with_checked(trust: FloatArray, checked: FloatArray | None) -> FloatArray:
-    return trust if checked is None else np.where(np.isnan(checked), trust, checked)
-
-
-def _fit_round(
-    sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray, regularisation: float
-) -> FitRound:
-    """Fits the spaces to the pairs that are trusted so far, and scores all pairs by them."""
-    fitted = fitter.fit_several(_weight(sample, trust, checked), [regularisation])
-    return measured_rounds(sample, fitted, _with_checked(trust, checked), range(FOLDS))[0]
 
 
 def measured_rounds(
@@ -429,8 +425,11 @@ def measured_rounds(
     for spaces, parts in zip(several, zip(*found, strict=True), strict=True):
         cut = [np.split(part, [len(rows)]) for part, rows in zip(parts, own, strict=True)]
         observed, null_scores = (np.concatenate(side) for side in zip(*cut, strict=True))
-        guess = FitRound(spaces, *_first_guess(observed[order], null_scores[null_order]))
-        rounds.append(guess.beside(others))
+        # Contrast and evidence added up, in units of their spread over shuffled pairs.
+        observed, null_scores = observed[order], null_scores[null_order]
+        spread = null_scores.std(0) + 1e-9
+        guess = ((part / spread).sum(1).astype(np.float64) for part in (observed, null_scores))
+        rounds.append(FitRound(spaces, *guess).beside(others))
     return rounds
 
 
@@ -521,20 +520,12 @@ class FitRound:
         return replace(self, observed=observed, null=null)
 
 
-def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:
-    """Contrast and evidence added up, in units of their spread over shuffled pairs."""
-    spread = null[:, :2].std(0) + 1e-9
-    return (observed[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
-
-
 def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
     """Pairs with the partner of a near neighbour, (k,) rows of their left and right items, and how right they are.
 
-    The neighbour is one of the `CLOSE_BY` nearest in the fold.
-
-    Every second row keeps its left item and gets the partner of another one whose left item is like its own; it is as
-    right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep their right item.
-    Of many rows some are enough.
+    Every second row keeps its left item and gets the partner of another one of its fold with a similar left item. The
+    new pair is as right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep
+    their right item. Of many rows some are enough.
     """
     rows, step = np.arange(len(sample.x)), math.ceil(len(sample.x) / LOOK_ALIKES)
     found = []

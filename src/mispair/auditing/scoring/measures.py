@@ -35,7 +35,7 @@ MEANINGS = {
     "expected": "The cosine of either with the partner that other pairs let expect.",
     "networks": "How much better the networks of the run score the two than the best rivals of either.",
 }
-NATURAL = ("cosine", "expected")  # what random pairs do not show; see `expectation`
+NATURAL = ("cosine", "expected")  # what random pairs do not show; see `joint`
 WEAK = ("similarity", "neighbours", "rank")  # on all data sets that were tried; a few pairs say otherwise by accident
 
 

@@ -61,15 +61,6 @@ class Repair(CoTeaching):
     """Rank correlation labels the clean pairs, and noisy ones are half-replaced from a memory bank.
 
     `labels` and `noisy` make every row of the ablation table.
-
-    Attributes:
-        queues: Numbers of the newest M pairs that have trained each network, oldest first, and the step of each.
-        banks: The same pairs as encoded by the network.
-        labels: (2, N) soft correspondence labels y*, by each network.
-        bounds: gamma and mu of each network.
-        partners: (2, 2, N) new partner of each half-replaced pair, as the number of the pair whose item is taken: for
-            each network to be trained, for the kept left and the kept right item; -1 for none.
-        partner_labels: (2, 2, N) y* of these new pairs.
     """
 
     settings = (CoTeachingSettings, RepairSettings)
@@ -81,11 +72,14 @@ class Repair(CoTeaching):
         self.device = next(nets[0].parameters()).device
         count = len(loader.pairs)
         self.bank_size = min(config.of(RepairSettings).bank_size, count)
-        self.banks = [Bank(self.bank_size) for _ in nets]
-        self.queues = [np.empty((2, 0), dtype=np.int64)] * 2
+        self.banks = [Bank(self.bank_size) for _ in nets]  # the queued pairs as encoded by each network
+        self.queues = [
+            np.empty((2, 0), dtype=np.int64)
+        ] * 2  # the newest M training pairs and their steps, oldest first
         self.steps = [0, 0]
-        self.labels = torch.ones(2, count, device=self.device)
-        self.bounds = [(1.0, 0.0)] * 2
+        self.labels = torch.ones(2, count, device=self.device)  # soft correspondence labels y*, by each network
+        self.bounds = [(1.0, 0.0)] * 2  # gamma and mu of each network
+        # New partners, as numbers of pairs, and their y*: for each trained network, kept left and kept right items.
         self.partners = np.full((2, 2, count), -1)
         self.partner_labels = torch.zeros(2, 2, count, dtype=torch.float32, device=self.device)
         self._correlations: list[Tensor] = []  # of this epoch, (N,) by each network

@@ -86,11 +86,7 @@ class Settings(TypedDict, total=False):
 
 
 def owners() -> dict[str, type[Any]]:
-    """Return the class of each method or model setting, by name.
-
-    Raises:
-        ConflictError: Two classes have a setting of one name.
-    """
+    """Return the class of each method or model setting, by name; raise ConflictError if two have one name."""
     found: dict[str, type[Any]] = {}
     for kind in (*BUILT_IN, *_installed()):
         for field in dataclasses.fields(kind):
@@ -124,12 +120,7 @@ def all_names() -> list[str]:
 
 
 def override(config: Config, settings: Mapping[str, Any], source: str = "") -> Config:
-    """Return a copy of `config` with changed settings. Raise for unknown names and invalid values.
-
-    Args:
-        config: The settings.
-        settings: Those to change, by name.
-        source: Where they come from, for errors.
+    """Return a copy of `config` with changed settings. Errors about unknown names and invalid values name the `source`.
 
     >>> override(Config(), {"epochs": 3, "tau": 0.2}).flat()["tau"]
     0.2

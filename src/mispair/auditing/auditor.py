@@ -1,4 +1,4 @@
-"""`mispair.Auditor`: learns from pairs what matching pairs have in common, and scores any pairs by it."""
+"""`mispair.Auditor`: learns from pairs, and scores any pairs."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Auditor:
     def fit(
         self, left: Any, right: Any = None, *, groups: Any = None, checked: Mapping[str, bool] | None = None
     ) -> Self:
-        """Learn from pairs, some of which may be mismatched.
+        """Learn from pairs; some may be mismatched.
 
         Args:
             left: Vectors (N, D): a numpy array, a torch tensor, a list, or a table; or `Pairs`. A list of these has the
@@ -105,7 +105,7 @@ class Auditor:
         return self
 
     def fit_source(self, source: Source, items: SharedItems, checked: Mapping[int, float]) -> Self:
-        """Learn from a scaled source, and rows that a person has checked: 1 matched, 0 mismatched."""
+        """Learn from a scaled source and its checked rows: 1 matched, 0 mismatched."""
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
         self.factors, self.joins = (source.left.factor, source.right.factor), joins_of(source)
         self.recalibration = None
@@ -170,7 +170,7 @@ class Auditor:
 
     @property
     def judge(self) -> Judge:
-        """What was learned.
+        """The learned model.
 
         Raises:
             ConflictError: `fit` was not called.
@@ -181,7 +181,7 @@ class Auditor:
 
     @property
     def noise_rate_(self) -> float:
-        """Estimated fraction of mismatched pairs among those that it was fitted to."""
+        """Estimated fraction of mismatched pairs in the fitted data."""
         return self.judge.combination.rate
 
     @property
@@ -200,7 +200,7 @@ class Auditor:
         return dict(zip(self.judge.names, self.judge.combination.shares().tolist(), strict=True))
 
     def save(self, path: str | Path) -> None:
-        """Write everything that was learned to one safetensors file."""
+        """Write the auditor to one safetensors file."""
         seen = {f"seen.{name}": torch.from_numpy(value) for name, value in vars(self._seen).items()}
         for side, join in enumerate(self.joins or ()):
             seen |= {f"views.{side}.{name}": torch.from_numpy(value) for name, value in join.state().items()}
@@ -212,7 +212,7 @@ class Auditor:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Auditor:
-        """Read what `save` has written.
+        """Read a file of `save`.
 
         Raises:
             DamagedError: The file is damaged, no auditor, or one of another version.
@@ -264,17 +264,11 @@ class Auditor:
 
 @dataclass(frozen=True)
 class Seen:
-    """Items that were learned from: pairs of these are scored by a fold that has not seen them.
+    """Learned items: their pairs are scored by a fold without them."""
 
-    Attributes:
-        left: (n,) fingerprints of left items, ascending, ...
-        right: (m,) of right items, ascending, ...
-        fold: (n + m,) and their folds.
-    """
-
-    left: IntArray
-    right: IntArray
-    fold: npt.NDArray[np.uint8]
+    left: IntArray  # (n,) fingerprints of left items, ascending
+    right: IntArray  # (m,) the same of right items
+    fold: npt.NDArray[np.uint8]  # (n + m,) the fold of each
 
     @classmethod
     def nothing(cls) -> Seen:
@@ -287,7 +281,7 @@ class Seen:
         return cls(x, y, np.concatenate([fold[a], fold[b]]))
 
     def folds(self, left: Tensor, right: Tensor) -> npt.NDArray[np.uint8]:
-        """(n,) the fold by which each pair is scored: that of its left or its right item, or else any."""
+        """(n,) fold to score each pair by: that of its left or its right item, or else any."""
         x, y = _prints(left), _prints(right)
         found = fold_numbers(x)
         # The left item comes last, as it decides where the two differ.
@@ -302,7 +296,7 @@ class Seen:
 
 
 def _prints(vectors: Tensor) -> IntArray:
-    """(n,) numbers that equal vectors share."""
+    """(n,) fingerprints, the same for equal vectors."""
     return fingerprints(vectors.cpu().numpy()).view(np.int64)
 
 
@@ -317,7 +311,7 @@ def _opened(left: Any, right: Any, groups: Any) -> Source:
 
 
 def workers_of(workers: int | None, device: torch.device) -> int:
-    """Blocks of pairs that are read and measured at the same time."""
+    """Number of blocks to read and measure at the same time."""
     return workers or (GPU_WORKERS if device.type == "cuda" else cores())
 
 
@@ -357,7 +351,7 @@ def checked_answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
 
 
 def checked_rows(source: Source, checked: Mapping[str, bool] | None) -> dict[int, float]:
-    """Rows that a person has checked: 1 matched, 0 mismatched."""
+    """Checked rows: 1 matched, 0 mismatched."""
     answers = checked_answers(checked)
     rows = source.find(list(answers)) if answers else np.arange(0)
     known = source.known

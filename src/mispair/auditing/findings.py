@@ -1,4 +1,4 @@
-"""What an audit found: one row a pair, a summary, suggestions and near-duplicates."""
+"""Results of an audit: one row a pair, a summary, suggestions and near-duplicates."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What an audit found. Rows are in the order of the input; none is ever left out.
+    """Results of an audit. Rows are in the order of the input; none is left out.
 
     Attributes:
         source: The pairs.
@@ -114,17 +114,17 @@ class Findings:
 
     @property
     def judge(self) -> Judge:
-        """What the auditor has learned."""
+        """The learned model."""
         return self.auditor.judge
 
     @property
     def checked(self) -> Mapping[int, float]:
-        """Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures."""
+        """Checked rows: 1 matched, 0 mismatched. These overrule the measures."""
         return self.scores.checked
 
     @property
     def near_duplicates(self) -> tuple[Groups, Groups]:
-        """Groups of rows whose left items, and whose right items, are (nearly) the same."""
+        """Groups of rows with (nearly) the same left items, and with the same right items."""
         return self.items.near_duplicates
 
     @property
@@ -134,17 +134,17 @@ class Findings:
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) log odds that each pair matches, by itself and beside others; NaN where it could not be read."""
+        """(N,) log odds of a match, by each pair itself and beside others; NaN for unreadable rows."""
         return self.scores.final
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
-        """(N,) whether each pair is flagged; false where it could not be read."""
+        """(N,) whether each pair is flagged; false for unreadable rows."""
         return np.asarray(self.match_score < self.threshold)
 
     @property
     def columns(self) -> AuditColumns:
-        """What the audit says about each pair, as columns that travel with the pairs."""
+        """Results for each pair, as columns to attach to the pairs."""
         rights, lefts = (
             Suggestions(self.suggested, side.rows, side.scores) for side in (self.new_rights, self.new_lefts)
         )
@@ -157,18 +157,18 @@ class Findings:
 
     @property
     def bad_rows(self) -> IntArray:
-        """Rows that could not be read."""
+        """Unreadable rows."""
         return np.flatnonzero(self.scan.status != READABLE)
 
     def status(self, rows: IntArray) -> list[str]:
-        """ "ok", or what is wrong with each of these rows."""
+        """ "ok", or the fault of each of these rows."""
         known, codes = self.source.known, self.scan.status[rows].tolist()
         return [
             known[int(row)] if code == BAD_IN_TABLE else FAULTS[code] for row, code in zip(rows, codes, strict=True)
         ]
 
     def all_reasons(self, start: int, stop: int) -> list[str]:
-        """What consecutive pairs themselves show, flagged or not: shared items, captions and images; mostly empty."""
+        """Faults seen in consecutive pairs, flagged or not: shared items, captions, images; mostly empty."""
         here = slice(start, stop)
         shown = np.column_stack([self.seen[here], *self.items.unlike[:, here]])
         kinds, places = np.unique(shown, axis=0, return_inverse=True)
@@ -180,7 +180,7 @@ class Findings:
 
     @cached_property
     def tally(self) -> Tally:
-        """What the rows add up to."""
+        """Counts of all rows."""
         scored = len(self) - len(self.bad_rows)
         values = None if self.by is None else values_by(self.source, self.by)
         return self.counted(scored, wordless(self.seen), values)
@@ -237,7 +237,7 @@ class Findings:
         return len(np.union1d(self.near_duplicates[0].rows, self.near_duplicates[1].rows))
 
     def reasons(self, rows: IntArray) -> list[str]:
-        """What counts most against each of these rows, in words; empty for rows that are not flagged.
+        """Main evidence against each of these rows, in words; empty for unflagged rows.
 
         What comes later overrules what comes before.
         """
@@ -322,7 +322,7 @@ class Findings:
         return pyarrow.array(["" if value is None else str(value) for value in values]).dictionary_encode()
 
     def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
-        """For consecutive rows the id of the pair that has the best partner, and the match score of the new pair."""
+        """For consecutive rows the id of the best partner's pair, and the match score of the new pair."""
         import pyarrow
 
         given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.suggested >= start) & (self.suggested < stop))
@@ -336,11 +336,11 @@ class Findings:
 
     @cached_property
     def suggestions(self) -> pyarrow.Table:
-        """All better partners: of which pair, on which side, from which pair, and how well the new pair fits."""
+        """All better partners: pair, side, pair of the partner, and match score of the new pair."""
         return suggestion_table(self.source.ids, self.suggested, self.new_rights, self.new_lefts)
 
     def _close_rate(self) -> dict[str, float]:
-        """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
+        """Share of pairs with a match score lowered by others, with its 95 % interval."""
         if self.scores.siblings is None and self.scores.exchanged is None:
             return {}
         alone = self.scores.alone()
@@ -372,14 +372,14 @@ class Findings:
 
 
 def typical(judge: Judge, scan: Scan, matched: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
-    """(m,) mean standardised measures of the pairs that are not flagged."""
+    """(m,) mean standardised measures of unflagged pairs."""
     rows, combination = sample(np.flatnonzero(matched), PIECE), judge.combination
     values = standardised(scan.measures[rows], combination.centre, combination.spread)
     return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
 
 
 def _shared(side: str, count: int) -> str:
-    """What to say about an item of a pair that has so many unlike partners."""
+    """Describe an item with so many unlike partners."""
     return f"{side} item is shared by {count:,} pairs that have nothing else in common"
 
 

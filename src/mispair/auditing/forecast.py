@@ -1,4 +1,4 @@
-"""What an audit will take. Two small samples are audited; nothing is written."""
+"""Forecast time and memory of an audit from audits of two small samples; nothing is written."""
 
 from __future__ import annotations
 
@@ -47,25 +47,15 @@ def expected(pairs: int, samples: Mapping[int, Stages], machines: int = 1) -> di
 
 @dataclass(frozen=True)
 class Forecast:
-    """What an audit will take.
+    """Expected time and memory of an audit."""
 
-    Attributes:
-        pairs: How many there are.
-        bytes: Of their vectors; they are read about twice.
-        parts: Pieces that workers measure.
-        seconds: Expected seconds of each stage, by the number of machines.
-        memory: Bytes that the process needs that learns and writes the tables; None where it is not known.
-        sample: Pairs of the larger sample.
-        sample_seconds: How long both samples took.
-    """
-
-    pairs: int
-    bytes: int
-    parts: int
-    seconds: Mapping[int, Mapping[str, float]]
-    memory: int | None
-    sample: int
-    sample_seconds: float
+    pairs: int  # how many there are
+    bytes: int  # of their vectors; they are read about twice
+    parts: int  # pieces that workers measure
+    seconds: Mapping[int, Mapping[str, float]]  # expected seconds of each stage, by the number of machines
+    memory: int | None  # bytes that the process needs that learns and writes the tables; None where it is not known
+    sample: int  # pairs of the larger sample
+    sample_seconds: float  # how long both samples took
 
     def lines(self) -> list[str]:
         """In words."""
@@ -88,7 +78,7 @@ class Forecast:
 
 
 def forecast(source: Source, settings: Settings) -> Forecast:
-    """Measure small samples of the pairs on this machine, and compute what all of them will take.
+    """Audit two small samples on this machine, and extrapolate to all pairs.
 
     Raises:
         DataError: The pairs cannot be audited.

@@ -1,4 +1,4 @@
-"""The training pairs of a run as what an audit reads, by the vectors and scores of its networks.
+"""The training pairs of a run as a source, with vectors and scores of its networks.
 
 This is the only module of the audit that knows trained models.
 """
@@ -82,7 +82,7 @@ class NetworkScore:
 
 
 def contrast(S: Tensor, same: Tensor) -> Tensor:
-    """Twice the similarity of each pair on the diagonal of (n, n) less that of its best rivals, (n,).
+    """Twice the similarity of each pair on the diagonal of (n, n) less its best rivals, (n,).
 
     Args:
         S: (n, n) similarities.
@@ -93,7 +93,7 @@ def contrast(S: Tensor, same: Tensor) -> Tensor:
 
 
 def _best_rivals(others: Tensor, own: Tensor) -> Tensor:
-    """Mean of the best few of each row; where there is no rival, the pair's own similarity."""
+    """Mean of the best few of each row; without a rival, the pair's own similarity."""
     best = others.topk(min(RIVALS, others.shape[1]), dim=1).values
     there = best.isfinite()
     mean = best.masked_fill(~there, 0).sum(1) / there.sum(1).clamp(min=1)

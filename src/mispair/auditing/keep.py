@@ -1,4 +1,4 @@
-"""`mispair.keep("audit/")`: which pairs of an audit a data loader keeps, so that nothing must be written again."""
+"""`mispair.keep("audit/")`: filter pairs in a data loader by an audit, without a copy of the data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Hashes = npt.NDArray[np.uint64]
 
 
 class Keep:
-    """The pairs that an audit keeps, memory-mapped: processes share it, and a look-up takes about a microsecond.
+    """Kept pairs of an audit, memory-mapped: processes share it, and a look-up takes about a microsecond.
 
     Attributes:
         rows: (N,) whether each pair of the audit is kept, in the order of the audited data.
@@ -48,12 +48,12 @@ class Keep:
         return int(np.count_nonzero(self.rows))
 
     def __reduce__(self) -> tuple[type[Keep], tuple[Path, Path]]:
-        """For workers that are started anew, which map the same files."""
+        """Let new worker processes map the same files."""
         return Keep, self._files
 
 
 def keep(audit: str | Path, *, by: str = "id", flag_below: float | None = None) -> Keep:
-    """Say which pairs of an audit are kept: those that are readable and not flagged.
+    """Look up the kept pairs of an audit: readable and not flagged.
 
         keep = mispair.keep("audit/", by="image")
         dataset = webdataset.WebDataset(shards).select(lambda sample: sample["__key__"] in keep)
@@ -115,7 +115,7 @@ def _kept(batch: pyarrow.RecordBatch, flag_below: float | None) -> npt.NDArray[n
 
 
 def _hash_of(key: str) -> int:
-    """64 bits, never `_FREE`: two CRCs, which take a third of the time of the hashes of hashlib."""
+    """64 bits, never `_FREE`: two CRCs take a third of the time of the hashes of hashlib."""
     content = key.encode()
     return (zlib.crc32(content) << 32 | zlib.crc32(content[::-1])) or 1
 
@@ -131,5 +131,5 @@ def _table(hashes: Hashes, rows: int) -> Hashes:
 
 
 def _shift(rows: int) -> int:
-    """Bits of a hash that say nothing about its place; there are at least two places for each row."""
+    """Number of trailing bits of a hash beside its place; there are at least two places for each row."""
     return 64 - max(1, (2 * rows - 1).bit_length())

@@ -1,4 +1,4 @@
-"""The match score of each pair, from log odds that are computed once."""
+"""The match score of each pair, from log odds computed once."""
 
 from __future__ import annotations
 
@@ -30,29 +30,20 @@ Scores = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class MatchScores:
-    """What decides the match scores.
+    """All evidence for the match scores."""
 
-    Attributes:
-        log_odds: (N,) log odds that each pair matches by its own measures; NaN where it could not be read.
-        limited: (k,) pairs of which only one in many is expected to match.
-        limits: (k,) their highest match score.
-        siblings: How the right items of one left item agree; None where hardly any has several.
-        exchanged: (N,) probability that each pair has exchanged partners with a similar one; None where there are no
-            more exchanges than by accident.
-        trials: Exchanges that were made on purpose.
-        checked: Rows that a person has checked: 1 matched, 0 mismatched.
-        recalibration: What these decisions say about all pairs; None where they are too few.
-        by_vectors: (N,) log odds that it adds by the vectors of each pair.
-    """
-
-    log_odds: FloatArray
-    limited: IntArray
-    limits: Scores
-    siblings: Siblings | None = None
+    log_odds: FloatArray  # (N,) log odds that each pair matches by its own measures; NaN where it could not be read
+    limited: IntArray  # (k,) pairs of which only one in many is expected to match
+    limits: Scores  # (k,) their highest match score
+    siblings: Siblings | None = None  # how the right items of one left item agree; None where hardly any has several
+    # (N,) probability that each pair has exchanged partners with a similar one; None where there are no more exchanges
+    # than by accident
     exchanged: Scores | None = None
-    trials: Sequence[Trial] = ()
+    trials: Sequence[Trial] = ()  # exchanges that were made on purpose
+    # rows that a person has checked: 1 matched, 0 mismatched
     checked: Mapping[int, float] = field(default_factory=dict)
-    recalibration: Recalibration | None = None
+    recalibration: Recalibration | None = None  # what these decisions say about all pairs; None where they are too few
+    # (N,) log odds that it adds by the vectors of each pair
     by_vectors: Scores = field(default_factory=lambda: np.empty(0, dtype=np.float32))
 
     @classmethod
@@ -61,13 +52,13 @@ class MatchScores:
         return cls(judge.combination.score(scan.measures), *_limits(judge, scan, items.partners))
 
     def informed(self, judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float], seen: Bits) -> Self:
-        """Add what a person has checked and what captions show."""
+        """Add decisions of people and faults of captions."""
         many = np.maximum(items.partners, WORDLESS * wordless(seen))
         limited, limits = _limits(judge, scan, many)
         return replace(self, limited=limited, limits=limits, checked=checked)
 
     def recalibrated(self, source: Source, judge: Judge, device: torch.device) -> Self:
-        """Add what the decisions of people say about all pairs, where there are enough of them."""
+        """Learn from the decisions of people, if there are enough."""
         rows = np.array([row for row in self.checked if not np.isnan(self.log_odds[row])], dtype=np.int64)
         if len(rows) < LEAST:
             return self
@@ -83,18 +74,18 @@ class MatchScores:
 
     @property
     def beside_others(self) -> FloatArray:
-        """(N,) log odds by the measures of each pair and by what other pairs say."""
+        """(N,) log odds by the measures of each pair and by other pairs."""
         score = self.log_odds if self.siblings is None else self.log_odds + self.siblings.penalty
         return score if self.exchanged is None else lowered(score, self.exchanged)
 
     @property
     def final(self) -> FloatArray:
-        """(N,) log odds that each pair matches; NaN for unreadable rows."""
+        """(N,) log odds of a match; NaN for unreadable rows."""
         score = self.beside_others
         return score if self.recalibration is None else self.recalibration.log_odds(score, self.by_vectors)
 
     def alone(self) -> Scores:
-        """(N,) match scores without what other pairs say; NaN for unreadable rows."""
+        """(N,) match scores without the evidence of other pairs; NaN for unreadable rows."""
         return replace(self, siblings=None, exchanged=None).match()
 
     def match(self) -> Scores:
@@ -125,7 +116,7 @@ def learn_recalibration(
     others: FloatArray,
     device: torch.device,
 ) -> Recalibration | None:
-    """Learn from decided rows (n,), their decisions and their log odds; None where they are too few.
+    """Learn from decided rows (n,), their decisions and their log odds; None if they are too few.
 
     `others` are the log odds of all pairs or of a sample, NaN where there are none.
     """
@@ -143,7 +134,7 @@ def unit_vectors(
 
 
 def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[IntArray, Scores]:
-    """Pairs of which one in so many (N,) is expected to match, and the probability that each of them does.
+    """Pairs with one expected match in so many (N,), and the match probability of each.
 
     The evidence is how much more frequent such measures are among matched than among shuffled pairs.
     """
@@ -154,14 +145,14 @@ def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[In
 
 
 def limits(judge: Judge, sums: FloatArray, many: npt.NDArray[np.integer]) -> Scores:
-    """(n,) highest match scores of pairs with these sums of measures, of which one in so many is expected to match."""
+    """(n,) highest match scores of pairs with these sums of measures and one expected match in so many."""
     rate = judge.combination.rate
     odds = np.maximum(density_ratio(judge, sums) - rate, 1e-12) / max(1 - rate, 1e-3) / (many - 1)
     return np.asarray(odds / (1 + odds), dtype=np.float32)
 
 
 def density_ratio(judge: Judge, sums: FloatArray) -> FloatArray:
-    """(n,) density of weighted sums of measures among the observed pairs, relative to that among shuffled pairs.
+    """(n,) density ratio of weighted sums of measures between observed and shuffled pairs.
 
     Its logarithm is a straight line, so that sums below those of all observed pairs count as well.
     """
@@ -173,7 +164,7 @@ def density_ratio(judge: Judge, sums: FloatArray) -> FloatArray:
 
 
 def new_match_scores(judge: Judge, sums: FloatArray) -> Scores:
-    """(n,) match scores of pairs that the judge may not have learned from, by the weighted sums of their measures.
+    """(n,) match scores of new pairs, by the weighted sums of their measures.
 
     Below the lowest sum that the judge has observed, the mixture says nothing: after learning from matched pairs alone,
     it would call every pair matched. There the density ratio decides, at a noise rate of at least half a pair.

@@ -1,4 +1,4 @@
-"""The metrics of an audit: noise rates, what cuts flag, and which mismatches would be found.
+"""The metrics of an audit: noise rates, effects of cuts, and detection of simulated mismatches.
 
 Parts of a data set are counted apart, and their counts are added.
 """
@@ -100,7 +100,7 @@ class Part(_Frozen):
 
 
 class Detection(_Frozen):
-    """How well mismatches of one kind are found, from trusted pairs whose partners are exchanged on purpose.
+    """Detection of mismatches of one kind, simulated by exchanging partners of trusted pairs.
 
     Attributes:
         kind: "random", "similar" (among the ten nearest of each other) or "most_similar" (among the three nearest).
@@ -128,7 +128,7 @@ class Detection(_Frozen):
 
 
 class NoiseEstimate(_Frozen):
-    """The noise rate by decisions of people on pairs that were drawn for it.
+    """The noise rate by decisions of people on drawn pairs.
 
     Attributes:
         decisions: How many.
@@ -222,7 +222,7 @@ class AuditSummary(_Frozen):
 
     @property
     def at_most(self) -> float:
-        """The largest share of mismatched pairs that the audit cannot rule out, between similar items included.
+        """Upper bound of the share of mismatched pairs, between similar items included.
 
         Partners that are even more alike, or similar on both sides, look like matches to any encoder.
         """
@@ -236,7 +236,7 @@ class AuditSummary(_Frozen):
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether people have decided that another share of the pairs is mismatched."""
+        """Whether the decisions of people give another noise rate."""
         decided = self.decided
         return decided is not None and (decided.low > self.noise_rate_high or decided.high < self.noise_rate_low)
 
@@ -251,7 +251,7 @@ class AuditSummary(_Frozen):
 
     @property
     def rate_sentences(self) -> list[str]:
-        """The noise rate, what may hide from it, and what people have decided."""
+        """The noise rate, its upper bound, and the decisions of people."""
         found = [self.rate_sentence]
         if self.at_most > self.noise_rate_high:
             found.append(
@@ -308,7 +308,7 @@ def share_of(text: str | float) -> float:
 
 
 def threshold(match: npt.NDArray[np.floating], flag_below: float | None, keep_best: str | float | None) -> float:
-    """The match score below which pairs are flagged; `match` is NaN where a row could not be read.
+    """Pairs are flagged below this match score; `match` is NaN for unreadable rows.
 
     Equal scores are flagged together or not. `keep_best` is a share of the readable pairs.
     """
@@ -338,7 +338,7 @@ def check_cut(flag_below: float | None, keep_best: str | float | None) -> None:
 def below_cuts(
     match: npt.NDArray[np.floating], rate: tuple[float, float, float], pairs: int, values: Sequence[float]
 ) -> FloatArray:
-    """Count what is below each cut, (c, 4); the results of parts of a data set add up.
+    """Count the pairs below each cut, (c, 4); the results of parts of a data set add up.
 
     Columns: the number of pairs, the expected number of mismatched ones, and that number if the noise rate is the lower
     or the upper end of its interval. `rate` has the noise rate and both ends, `pairs` is the number of readable pairs
@@ -349,7 +349,7 @@ def below_cuts(
 
 
 def cuts(values: Sequence[float], below: FloatArray) -> list[Cut]:
-    """What each cut flags, by `below_cuts`.
+    """Flagged pairs of each cut, by `below_cuts`.
 
     The share of mismatched pairs among the flagged ones is their mean probability. If the noise rate is an end of its
     interval instead of the estimate, the odds of every pair change by the same factor (Saerens et al., 2002); that and
@@ -383,7 +383,7 @@ def _interval(count: int, wrong: float, wrong_low: float, wrong_high: float) -> 
 
 
 def proportion_limits(found: float, count: int) -> tuple[float, float]:
-    """Clopper and Pearson's 95 % limits of a share, of which so many were found among a count."""
+    """Clopper and Pearson's 95 % limits of a share, by `found` of `count`."""
     low = betaincinv(found, count - found + 1, 0.025) if found > 0 else 0.0
     return float(low), float(betaincinv(found + 1, count - found, 0.975)) if found < count else 1.0
 
@@ -394,13 +394,13 @@ def _odds(rate: float, count: int) -> float:
 
 
 def _at_ends(wrong: FloatArray, rate: tuple[float, float, float], pairs: int) -> list[float]:
-    """Sums of probabilities whose odds change as those of the noise rate do at both ends of its interval."""
+    """Sums of probabilities at both ends of the interval of the noise rate."""
     odds, *ends = (_odds(value, pairs) for value in rate)
     return [float((end / odds * wrong / (end / odds * wrong + 1 - wrong)).sum()) for end in ends]
 
 
 def values_by(source: Source, by: str) -> list[str]:
-    """The value of each row by which noise rates are given: of a column, or the name of its file.
+    """The value of each row in a column, or the name of its file, to group noise rates by.
 
     Raises:
         InvalidValueError: There is no such column.
@@ -454,36 +454,22 @@ def parts(counts: Mapping[str, IntArray], shuffled: FloatArray) -> list[Part]:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of some rows of an audit.
+    """Counts of some rows of an audit."""
 
-    Attributes:
-        pairs: Number of rows.
-        scored: Readable ones.
-        flagged: Flagged ones.
-        different: Number of different readable pairs, of those among them that count as mismatched by other rules than
-            the mixture, and the expected number of mismatched ones among the latter.
-        below: (c, 4) what is below each cut, see `cuts.below_cuts`.
-        by_match: (BINS,) pairs by match score, from 0 to 1.
-        expected_matched: (BINS,) expected number of matched ones among them.
-        by_sum: (BINS,) pairs by combined score, in `score_range`.
-        unreadable: Number of rows by what is wrong with them.
-        reasons: Number of rows by what they show.
-        bad: Row number, id and status of the first unreadable rows.
-        parts: Counts by value of a column, see `cuts.count_parts`.
-    """
-
-    pairs: int
-    scored: int
-    flagged: int
+    pairs: int  # number of rows
+    scored: int  # readable ones
+    flagged: int  # flagged ones
+    # number of different readable pairs, of those among them that count as mismatched by other rules than the mixture,
+    # and the expected number of mismatched ones among the latter
     different: FloatArray
-    below: FloatArray
-    by_match: IntArray
-    expected_matched: FloatArray
-    by_sum: IntArray
-    unreadable: Counter[str]
-    reasons: Counter[str]
-    bad: list[tuple[int, str, str]]
-    parts: Mapping[str, IntArray]
+    below: FloatArray  # (c, 4) what is below each cut, see `below_cuts`
+    by_match: IntArray  # (BINS,) pairs by match score, from 0 to 1
+    expected_matched: FloatArray  # (BINS,) expected number of matched ones among them
+    by_sum: IntArray  # (BINS,) pairs by combined score, in `score_range`
+    unreadable: Counter[str]  # number of rows by what is wrong with them
+    reasons: Counter[str]  # number of rows by what they show
+    bad: list[tuple[int, str, str]]  # row number, id and status of the first unreadable rows
+    parts: Mapping[str, IntArray]  # counts by value of a column, see `count_parts`
 
     def __add__(self, other: Tally) -> Tally:
         sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)[:-2]}
@@ -493,7 +479,7 @@ class Tally:
         return Tally(**sums, bad=sorted(self.bad + other.bad)[:SHOWN], parts=together)
 
     def metrics(self, judge: Judge, threshold: float) -> dict[str, Any]:
-        """The metrics that follow from the counts, as `AuditSummary` has them."""
+        """Metrics of `AuditSummary` by the counts."""
         combination = judge.combination
         rate, low, high = map(self._of_all, rates_of(judge))
         return {
@@ -516,7 +502,7 @@ class Tally:
         }
 
     def _of_all(self, rate: float) -> float:
-        """The noise rate of all pairs, by that of the pairs that are learned from."""
+        """The noise rate of all pairs, by that of the learned pairs."""
         different, others, mismatched = self.different.tolist()
         return rate if not others else (rate * (different - others) + mismatched) / different
 
@@ -540,7 +526,7 @@ def rates_of(judge: Judge) -> tuple[float, float, float]:
 def detections(
     judge: Judge, scores: MatchScores, threshold: float, ids: Callable[[IntArray], list[str]]
 ) -> list[Detection]:
-    """What the audit sees of each kind of mismatch, at this cut of the match score.
+    """Detection of each kind of mismatch, at this cut of the match score.
 
     Exchanges between similar items are tried out in audits of up to 65,536 pairs. In larger ones, "similar" are the ten
     nearest items in a tenth of a sample, by their left or right side.

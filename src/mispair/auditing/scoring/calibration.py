@@ -1,4 +1,4 @@
-"""From measures to the probability that a pair matches, without labels.
+"""Turn measures into match probabilities, without labels.
 
 Shuffled pairs are mismatched. So the scores of the observed pairs are a mixture: a share of them, the noise rate, is
 distributed as those of shuffled pairs, the rest are of matched pairs. That gives the noise rate, the probability that a
@@ -35,7 +35,7 @@ FAR = (-8.0, 12.0)  # standard deviations at which measures are clipped
 
 
 def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
-    """Estimate the share of the observed scores that is distributed as the shuffled ones.
+    """Estimate the share of observed scores with the distribution of the shuffled ones.
 
     At low scores, where matched pairs are rare, the ratio of the observed to the shuffled density is that share. It is
     averaged up to where the ratio begins to rise.
@@ -63,7 +63,7 @@ def _quantiles(shuffled: FloatArray) -> FloatArray:
 
 
 def rate_bounds(shuffled: FloatArray) -> FloatArray:
-    """Ascending scores at which `noise_rate` and `noise_interval` count the observed ones: nothing else matters."""
+    """Ascending scores at which `noise_rate` and `noise_interval` count the observed ones."""
     ascending = np.sort(shuffled)
     return np.unique([*_quantiles(ascending), *(np.quantile(ascending, cut) for cut in (*LOW_CUTS, HIGH_CUT))])
 
@@ -116,7 +116,7 @@ def _limit(observed: FloatArray, shuffled: FloatArray, quantile: float, *, upper
 
 
 def match_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:
-    """Probability that each observed pair matches; it never falls with the score.
+    """Match probability of each observed pair; it never falls with the score.
 
     The rate is taken as at least half a pair, so that scores still order the pairs at a rate of 0.
     """
@@ -132,13 +132,13 @@ def match_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -
 
 
 def trust(observed: FloatArray, shuffled: FloatArray) -> FloatArray:
-    """Probability that each observed pair matches, by one score."""
+    """Match probability of each observed pair, by one score."""
     return match_probability(observed, shuffled, noise_rate(observed, shuffled))
 
 
 @dataclass(frozen=True)
 class Combination:
-    """From measures to one score, the log odds that a pair matches, and a probability."""
+    """Combine measures to one score, the log odds of a match, and to a probability."""
 
     centre: FloatArray  # (m,) mean of each measure over shuffled pairs
     spread: FloatArray  # (m,) its standard deviation

@@ -1,4 +1,4 @@
-"""A common space of two embeddings that have none: regularised canonical correlation, fitted across folds.
+"""A common space of two unrelated embeddings: regularised canonical correlation, fitted across folds.
 
 Left and right vectors are brought to directions in which true partners correlate. How much they do is measured on the
 fold that a space was not fitted to, so directions that were only memorised count for nothing.
@@ -34,7 +34,7 @@ COLUMNS = 128  # of second moments computed at a time
 
 @dataclass(frozen=True)
 class CommonSpace:
-    """Where left and right vectors can be compared: their dot product is the evidence that they are partners."""
+    """A space of left and right vectors: their dot product is the evidence for partners."""
 
     left: Tensor  # (D, k) directions, scaled by what they are worth
     right: Tensor  # (E, k)
@@ -43,7 +43,7 @@ class CommonSpace:
     refined_right: Tensor | None = None  # (E, k)
 
     def compared_left(self, left: Tensor) -> Tensor:
-        """(n, k) where left items (n, D) are compared with right ones: of unit length."""
+        """(n, k) left items (n, D) in the space, of unit length."""
         return normalize(left @ (self.left if self.refined_left is None else self.refined_left), dim=1)
 
     def compared_right(self, right: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ class CommonSpaceFitter:
         return [self.turned_back(space) for space in self.fit_several(trust, [regularisation])[0]]
 
     def turned_back(self, space: CommonSpace) -> CommonSpace:
-        """The space of the items that were given, of one of `items`."""
+        """The space of the given items, from a space of `items`."""
         return replace(space, left=self.left.turned_back(space.left), right=self.right.turned_back(space.right))
 
     def fit_several(
@@ -140,7 +140,7 @@ class CommonSpaceFitter:
         return scores
 
     def _tried(self, a: Tensor, b: Tensor, trust: Tensor, out: Sequence[int]) -> _Fit:
-        """Directions and how much partners correlate along them in folds that they were not fitted to."""
+        """Directions, and the correlation of partners along them in the left-out folds."""
         places = torch.cat([self.places[number] for number in out])
         u, v = (side[places] @ directions.to(side) for side, directions in zip(self.items, (a, b), strict=True))
         w = trust[places].to(u.dtype)[:, None]
@@ -148,7 +148,7 @@ class CommonSpaceFitter:
         return _Fit(a, b, sums.cpu().double(), float(w.sum()), len(places))
 
     def _calibrated(self, fits: list[_Fit]) -> list[CommonSpace]:
-        """Scales directions by how much partners correlate along them where they were not fitted."""
+        """Scale directions by the correlation of partners in the left-out folds."""
         directions = min(fit.a.shape[1] for fit in fits)
         fitted = [(fit.a[:, :directions], fit.b[:, :directions]) for fit in fits]
         both, left, right = torch.stack([fit.sums[:, :directions] for fit in fits]).sum(0)
@@ -171,7 +171,7 @@ class CommonSpaceFitter:
 
 @dataclass(frozen=True)
 class _Fit:
-    """Pairs of directions, and what the pairs of the fold that was left out say about them."""
+    """Pairs of directions, and sums over the pairs of the left-out fold."""
 
     a: Tensor  # (k, m)
     b: Tensor  # (l, m)
@@ -207,7 +207,7 @@ class _Side:
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """a' b, summed in pieces of float32 that add up in float64, on the host."""
+    """a' b on the host: pieces in float32, their sum in float64."""
     total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64)
     for start in range(0, len(a), PIECE):
         total += (a[start : start + PIECE].T @ b[start : start + PIECE]).cpu().double()
@@ -225,7 +225,7 @@ def moments(items: Tensor) -> Tensor:
 
 
 def _canonical(ties: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of directions along which the sides correlate, the strongest first: (D, k), (E, k).
+    """Pairs of canonical directions, the strongest first: (D, k), (E, k).
 
     `ties` (D, E) is the cross-covariance along principal directions, `left` (D,) and `right` (E,) are one over the
     regularised spread along these.

@@ -1,4 +1,4 @@
-"""Find pairs whose partners were exchanged between similar items.
+"""Find exchanges of partners between similar items.
 
 Photos of one event, or products of one kind, are easily given each other's captions. Such a pair looks right by itself:
 it is far above a random one. But if pairs i and j were exchanged, both become more similar by exchanging them again, so
@@ -90,36 +90,23 @@ def lowered(score: FloatArray, chance: npt.NDArray[np.floating]) -> FloatArray:
 
 @dataclass(frozen=True)
 class Trial:
-    """Pairs whose partners were exchanged on purpose.
+    """Pairs with partners exchanged on purpose."""
 
-    Attributes:
-        by: What was similar: "left", "right" or "both".
-        kind: How similar, as in `ALIKE`.
-        couples: (k, 2) rows a and b.
-        sums: (k, 2) weighted sums of the measures of a's left item with b's right item, and of b's left with a's right.
-        chance: (k, 2) probability that these are exchanged, as the audit sees it.
-    """
-
-    by: str
-    kind: str
-    couples: IntArray
+    by: str  # what was similar: "left", "right" or "both"
+    kind: str  # how similar, as in `ALIKE`
+    couples: IntArray  # (k, 2) rows a and b
+    # (k, 2) weighted sums of the measures of a's left item with b's right item, and of b's left with a's right
     sums: FloatArray
-    chance: FloatArray
+    chance: FloatArray  # (k, 2) probability that these are exchanged, as the audit sees it
 
 
 @dataclass(frozen=True)
 class Couples:
-    """Pairs that may have exchanged their partners: the edges of a graph of n pairs.
+    """Possible exchanges between pairs: the edges of a graph of n pairs."""
 
-    Attributes:
-        first: (c,) places of pairs.
-        second: (c,) places of pairs that are similar to them.
-        nearness: (c,) class of nearness, 0 for the nearest.
-    """
-
-    first: IntArray
-    second: IntArray
-    nearness: IntArray
+    first: IntArray  # (c,) places of pairs
+    second: IntArray  # (c,) places of pairs that are similar to them
+    nearness: IntArray  # (c,) class of nearness, 0 for the nearest
 
     def of(self, places: IntArray | npt.NDArray[np.bool_]) -> Couples:
         return Couples(self.first[places], self.second[places], self.nearness[places])
@@ -143,7 +130,7 @@ class Matchings:
         self.single, self.chosen, self.log_partition = np.ones(nodes), np.zeros(len(first)), 0.0
 
     def update(self, weight: FloatArray, passes: int) -> Self:
-        """Pass messages, from where they were, with these weights (e,)."""
+        """Pass messages with these weights (e,), starting from the last ones."""
         for _ in range(passes):
             parts, total = self._sums(weight)
             new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in zip(self._ends, parts, strict=True)]
@@ -157,7 +144,7 @@ class Matchings:
         return self
 
     def _sums(self, weight: FloatArray) -> tuple[list[FloatArray], FloatArray]:
-        """What each edge adds to the odds that either end has one, and their sum for each node."""
+        """Contribution of each edge to the odds of either end, and their sum for each node."""
         parts = [weight * self._free[1], weight * self._free[0]]
         left, right = (np.bincount(end, part, self._nodes) for end, part in zip(self._ends, parts, strict=True))
         return parts, np.asarray(left + right, dtype=np.float64)
@@ -165,49 +152,34 @@ class Matchings:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What t says about an exchange.
+    """Odds of an exchange, and how they depend on t."""
 
-    Attributes:
-        odds: (classes,) of an exchange of two pairs, by their nearness, before t is known.
-        slopes: (classes,) of the log odds that a couple is not exchanged.
-    """
-
-    odds: FloatArray
-    slopes: FloatArray
+    odds: FloatArray  # (classes,) of an exchange of two pairs, by their nearness, before t is known
+    slopes: FloatArray  # (classes,) of the log odds that a couple is not exchanged
 
     def weights(self, t: FloatArray, nearness: IntArray) -> FloatArray:
-        """(c,) odds that each couple is exchanged, apart from other couples."""
+        """(c,) odds of an exchange of each couple, apart from other couples."""
         log_ratio = -self.slopes[nearness] * np.tanh(t / SCALE)
         return np.asarray(self.odds[nearness] * np.exp(np.clip(log_ratio, -FAR, FAR)))
 
 
 @dataclass(frozen=True)
 class Graph:
-    """Pairs that are similar by their left items, their right items or both.
+    """Pairs with similar left items, similar right items or both."""
 
-    Attributes:
-        by: Which.
-        couples: Mutually similar pairs.
-        t: (c,) what each couple loses by an exchange, in the spaces of its two folds.
-        memory: (c,) how much of it is due to pairs that these spaces have seen: one of the two, as a rule.
-        evidence: What t says here.
-        matchings: Which pairs are exchanged.
-        above: Log likelihood ratio of these exchanges against none, above what can be chance.
-    """
-
-    by: str
-    couples: Couples
-    t: FloatArray
-    memory: FloatArray
-    evidence: Evidence
-    matchings: Matchings
-    above: float
+    by: str  # which
+    couples: Couples  # mutually similar pairs
+    t: FloatArray  # (c,) what each couple loses by an exchange, in the spaces of its two folds
+    memory: FloatArray  # (c,) how much of it is due to pairs that these spaces have seen: one of the two, as a rule
+    evidence: Evidence  # what t says here
+    matchings: Matchings  # which pairs are exchanged
+    above: float  # log likelihood ratio of these exchanges against none, above what can be chance
 
 
 def search_exchanges(
     source: Source, items: SharedItems, judge: Judge, match: npt.NDArray[np.floating], device: torch.device
 ) -> tuple[npt.NDArray[np.float32] | None, list[Trial]]:
-    """Search exchanges among pairs that match by themselves, and try which ones would be found.
+    """Search exchanges among pairs with a high match score, and make some on purpose to test the search.
 
     Copies of a pair get what its first row gets. Too few or too many pairs are not searched.
 
@@ -255,7 +227,7 @@ def search_exchanges(
 def lost_and_remembered(
     judge: Judge, sides: tuple[Tensor, Tensor], fold: npt.NDArray[np.uint8], several: list[Couples]
 ) -> list[list[FloatArray]]:
-    """t of the couples of several graphs, (c,) each, and how much of it is due to pairs that the spaces have seen."""
+    """t of the couples of several graphs, (c,) each, and the part of it due to pairs seen by the spaces."""
     n, ends = len(fold), np.cumsum([len(one.first) for one in several])[:-1]
     # Many couples are in several graphs: each is measured once.
     keys, place = np.unique(np.concatenate([one.first * n + one.second for one in several]), return_inverse=True)
@@ -345,7 +317,7 @@ class Trials:
         return found
 
     def chance(self, couples: IntArray) -> FloatArray:
-        """(k, 2) probability that the new pairs are exchanged, as the audit sees it."""
+        """(k, 2) probability of an exchange of the new pairs, as the audit sees it."""
         kept = np.ones(couples.shape)
         exchanged, changed = np.arange(len(self.fold)), np.zeros(len(self.fold), dtype=bool)
         exchanged[couples], changed[couples] = couples[:, ::-1], True
@@ -439,7 +411,7 @@ def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: C
 
 
 def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Evidence, Matchings, float]:
-    """What t (c,) says about exchanges, these exchanges, and their log likelihood ratio against none.
+    """Learn from t (c,) the evidence, the exchanges, and their log likelihood ratio against none.
 
     By expectation maximisation.
     """
@@ -467,7 +439,7 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
 
 
 def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray, start: float = 0.0) -> float:
-    """Slope of the log odds that a couple is not exchanged, without an intercept.
+    """Slope of the log odds against an exchange, without an intercept.
 
     Args:
         t: (c,) what each couple loses by an exchange.

@@ -1,4 +1,4 @@
-"""Which rows an audit learns from, and in which fold each is: functions of the row numbers and the groups alone.
+"""Choose rows to learn from, and the fold of each, by row numbers and groups alone.
 
 So neither the cut of the files into shards nor the number of workers can change them.
 """
@@ -38,12 +38,12 @@ def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
 
 
 def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:
-    """Fold of each row: rows of one group share a fold, so that no pair is judged by what was learned from it."""
+    """Fold of each row; rows of one group share a fold, so that no pair is judged by itself."""
     return (random_keys(groups, FOLD) % np.uint64(FOLDS)).astype(np.uint8)
 
 
 def fits_without(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> IntArray:
-    """(c,) for couples of folds, which fit of `TWO_OUT` has left out both."""
+    """(c,) number of the fit of `TWO_OUT` without both folds of each couple."""
     a, b = first.astype(np.int64) % SETS, second.astype(np.int64) % SETS
     b = np.where(a == b, (a + 1) % SETS, b)
     numbers = np.zeros((SETS, SETS), dtype=np.int64)
@@ -74,7 +74,7 @@ def shuffled(fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
 
 
 def strangers(partner: IntArray, *groups: IntArray) -> IntArray:
-    """The partners (n,), but -1 where a place and its partner share one of the groups (n,) of several kinds."""
+    """Replace partners (n,) by -1 if they share one of the groups (n,) of several kinds with their place."""
     for numbers in groups:
         partner = np.where(numbers[partner] == numbers, -1, partner)
     return partner

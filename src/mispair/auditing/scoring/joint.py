@@ -51,7 +51,7 @@ def temperature(left: Tensor, right: Tensor) -> Tensor:
 def normalised_cosine(
     left: Tensor, right: Tensor, other_left: Tensor, other_right: Tensor, lefts: Tensor, rights: Tensor
 ) -> Tensor:
-    """(n,) cosines of pairs, less what their items have with others.
+    """(n,) cosines of pairs, less those of their items with others.
 
     Pair i has the items `lefts[i]` of (u, D) and `rights[i]` of (v, D). The others are M pairs (M, D). All items are of
     unit length.
@@ -107,7 +107,7 @@ class Expectation:
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray) -> Expectation:
-        """Learn from n pairs of raw vectors (n, D), each with a fold and the probability that it matches."""
+        """Learn from n pairs of raw vectors (n, D), each with a fold and a match probability."""
         x, y = normalize(left, dim=1), normalize(right, dim=1)
         directions = eigh(moments(x) + moments(y))[1][:, -DIRECTIONS:].to(x).contiguous()
         x, y = x @ directions, y @ directions

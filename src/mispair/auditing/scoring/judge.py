@@ -63,21 +63,21 @@ class SideTransform:
         return normalize(centred if self.directions is None else centred @ self.directions, dim=1)
 
     def weighted(self, vectors: Tensor) -> Tensor:
-        """The columns that are used, by their weights."""
+        """The used columns, by their weights."""
         if self.columns is None or self.weights is None:
             return vectors
         return vectors[:, self.columns] * self.weights
 
     @property
     def width(self) -> int:
-        """Directions that items may have."""
+        """Possible directions of items."""
         return min(WIDEST, len(self.mean) if self.weights is None else int(self.weights.count_nonzero()))
 
     @classmethod
     def both(
         cls, left: Tensor, right: Tensor, weights: ViewWeights | None = None, *, joint: bool
     ) -> list[SideTransform]:
-        """For two sides; in a common space both are reduced to the same directions, which preserves their cosine."""
+        """Fit both sides; in a common space they keep the same directions, and so their cosine."""
         usual = inliers(left), inliers(right)
         found = [cls(mean_of(side)) for side in usual]
         if weights is not None:
@@ -98,19 +98,15 @@ class SideTransform:
 
 @dataclass(frozen=True)
 class ViewWeights:
-    """How much the views of both sides are worth, see `views`.
+    """How much the views of both sides are worth, see `views`."""
 
-    Attributes:
-        sides: Weights of the columns of the left and of the right side, (D,) and (E,); 0 for views that are left out.
-        joint: Whether views that share a space are among them, on both sides.
-    """
-
+    # weights of the columns of the left and of the right side, (D,) and (E,); 0 for views that are left out
     sides: tuple[Tensor, Tensor]
-    joint: bool
+    joint: bool  # whether views that share a space are among them, on both sides
 
 
 def inliers(vectors: Tensor) -> Tensor:
-    """Without the vectors that are far longer than most: a single broken one must not move the mean."""
+    """Drop vectors far longer than most: a single broken one must not move the mean."""
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     return vectors[lengths <= LONGEST * lengths.median()]
 
@@ -142,7 +138,7 @@ def _main_directions(sides: list[Tensor]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Judge:
-    """Measures and scores pairs; for each fold by a space and a bank that were made without it."""
+    """Measure and score pairs, in each fold by a space and a bank made without it."""
 
     transforms: list[SideTransform]  # of the left and of the right side
     spaces: list[CommonSpace]
@@ -180,7 +176,7 @@ class Judge:
         return _complete(found, self.expectation, raw, rows, rows, fold, networks)
 
     def known(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.float32]]:
-        """Places of those of some rows that were measured while learning, (k,), and their measures (k, m)."""
+        """Places of the rows already measured while learning, (k,), and their measures (k, m)."""
         at = np.searchsorted(self.rows, rows)
         places = np.flatnonzero(at < len(self.rows))
         places = places[self.rows[at[places]] == rows[places]]
@@ -315,7 +311,7 @@ def learn(
 
 @dataclass(frozen=True)
 class Sample:
-    """The preprocessed pairs that are learned from, and shuffled pairs of their items."""
+    """Preprocessed pairs to learn from, and shuffled pairs of their items."""
 
     x: Tensor  # (n, D) left items
     y: Tensor  # (n, E) right items
@@ -341,7 +337,7 @@ class Sample:
         return cls(x, y, fold, rows, partner[rows], cosines)
 
     def first_trust(self) -> FloatArray:
-        """(n,) probability that each pair matches, before anything is learned."""
+        """(n,) match probability of each pair, before anything is learned."""
         return np.ones(len(self.x)) if self.cosines is None else calibration.trust(*self.cosines)
 
     def informed(self, trust: FloatArray) -> FloatArray:
@@ -354,7 +350,7 @@ class Sample:
 
 
 def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter) -> tuple[FitRound, list[CommonSpace]]:
-    """A first round, then two more with the regularisation that separates best; and the spaces of `TWO_OUT`."""
+    """Fit a first round, two more with the best regularisation, and the spaces of `TWO_OUT`."""
     few = len(sample.x) < FEW_PAIRS
     along = replace(sample, x=fitter.items[0], y=fitter.items[1])  # narrower, where pairs are few
     trust = sample.first_trust()
@@ -369,13 +365,13 @@ def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter) -> tuple[FitRound, li
 
 
 def _fit_round(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray, regularisation: float) -> FitRound:
-    """Fit the spaces to the pairs that are trusted so far, and score all pairs by them."""
+    """Fit the spaces to the pairs trusted so far, and score all pairs by them."""
     fitted = fitter.fit_several(sample.weight(trust), [regularisation])
     return measured_rounds(sample, fitted, sample.informed(trust), range(FOLDS))[0]
 
 
 def _regularisation(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray) -> float:
-    """The regularisation by which matched pairs are farthest from shuffled ones, in as few folds as have enough pairs.
+    """The regularisation with the largest distance of matched pairs from shuffled ones, in few folds.
 
     That is smooth in the regularisation, so that the maximum may lie between those that are tried.
     """
@@ -387,7 +383,7 @@ def _regularisation(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray
 
 
 def highest(places: FloatArray, values: FloatArray) -> float:
-    """Where values are highest: at the vertex of the parabola through the highest one and its two neighbours."""
+    """Place of the maximum: the vertex of the parabola through the highest value and its neighbours."""
     best = int(values.argmax())
     if best in (0, len(values) - 1):
         return float(places[best])
@@ -399,7 +395,7 @@ def highest(places: FloatArray, values: FloatArray) -> float:
 def measured_rounds(
     sample: Sample, several: list[list[CommonSpace]], trust: FloatArray, folds: Sequence[int]
 ) -> list[FitRound]:
-    """Score the pairs of some folds, and their shuffled ones, by spaces that were fitted without each fold.
+    """Score the pairs of some folds, and their shuffled ones, by spaces fitted without each fold.
 
     `several` has the spaces of each of the folds by several fits, `trust` (n,) the probability that each pair matches.
     """
@@ -487,7 +483,7 @@ def _complete(
 
 @dataclass(frozen=True)
 class FitRound:
-    """One round of learning: what was fitted, and a simple score of observed and of shuffled pairs by it."""
+    """One round of learning: spaces, and a simple score of observed and of shuffled pairs."""
 
     spaces: list[CommonSpace]
     observed: FloatArray
@@ -501,7 +497,7 @@ class FitRound:
         return (mean - float(self.null.mean())) / math.sqrt(spread + float(self.null.var()) + 1e-12)
 
     def trust(self) -> FloatArray:
-        """Probability that each observed pair matches."""
+        """Match probability of each observed pair."""
         return calibration.trust(self.observed, self.null)
 
     def beside(self, others: tuple[FloatArray, FloatArray] | None) -> FitRound:
@@ -541,7 +537,7 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
 def neighbours_partners(
     x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], *groups: IntArray
 ) -> IntArray:
-    """For each wanted pair another one of its fold whose item (n, D) is among the `CLOSE_BY` nearest to its own.
+    """For each wanted pair another one of its fold, with one of the `CLOSE_BY` nearest items (n, D).
 
     -1 for pairs that are not wanted, and where that one is of one of the pair's groups.
     """
@@ -565,7 +561,7 @@ def neighbours_partners(
 
 
 def _bank_rows(number: int, fold: npt.NDArray[np.uint8], trust: FloatArray) -> IntArray:
-    """Pairs of the other folds that likely match, chosen at random: the bank must be diverse."""
+    """Likely matches of the other folds, chosen at random: the bank must be diverse."""
     others = np.flatnonzero((fold != number) & (trust >= MATCH_THRESHOLD))
     if len(others) < measures.FEW:
         others = np.flatnonzero(fold != number)

@@ -80,7 +80,7 @@ def measure(
 
 
 def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
-    """The measures that need only the learned space, (n, 3): contrast, evidence, similarity."""
+    """Measures in the learned space alone, (n, 3): contrast, evidence, similarity."""
     a, b = left @ space.left, right @ space.right
     known = evidence(space, a, b, lefts, rights)
     if space.refined_left is None:  # the same products again

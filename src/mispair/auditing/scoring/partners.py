@@ -115,7 +115,7 @@ def find_partners(
 
 
 def _with_several_partners(items: SharedItems, readable: Mask) -> Mask:
-    """(N,) whether the left item of each row is in several pairs that differ, as an image with five captions is."""
+    """(N,) whether the left item of each row is in several different pairs, like an image with five captions."""
     distinct = items.left[readable & items.is_first]
     return np.asarray(np.bincount(distinct, minlength=len(readable))[items.left] > 1)
 
@@ -129,7 +129,7 @@ def _of_whole_items(has_partner: npt.NDArray[np.floating], left: IntArray, sever
 
 
 def _most_hidden(source: Source) -> int:
-    """Pairs whose partner is hidden, at most: each is scored with 27 items."""
+    """Largest number of pairs with a hidden partner: each is scored with 27 items."""
     if source.network_score is None:
         return HIDDEN
     return int(np.clip(len(source) // NETWORK_SHARE, NETWORK_HIDDEN, HIDDEN))
@@ -141,7 +141,7 @@ def _cut(places: IntArray) -> list[IntArray]:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Items that may be the missing partner of n pairs."""
+    """Possible partners of n pairs."""
 
     rows: IntArray  # (n, t)
     places: IntArray  # (n, t) in the pool
@@ -190,7 +190,7 @@ class Search:
         self.pool = self._pool()
 
     def _pool(self) -> IntArray:
-        """Rows whose items are tried."""
+        """Choose the rows of the pool."""
         readable = np.flatnonzero(~np.isnan(self.has_partner))
         if not self.keep_left:  # a left item that several rows share is tried once
             readable = readable[np.unique(self.shared.left[readable], return_index=True)[1]]
@@ -204,7 +204,7 @@ class Search:
         return fold_numbers(self.shared.groups[rows])
 
     def free(self, rows: IntArray) -> FloatArray:
-        """Probability that the items of some rows have no partner: 1 where they have several anyway."""
+        """Probability of an item without a partner; 1 for items in several pairs."""
         free = np.maximum(1 - np.nan_to_num(self.has_partner[rows]).astype(np.float64), LEAST_FREE)
         return np.where(self.several[rows], 1, free)
 
@@ -248,11 +248,11 @@ class Search:
 
     @cached_property
     def taken(self) -> Tensor:
-        """(P,) what the rivals of each item and its own partner take from its contrast."""
+        """(P,) loss of contrast by the rivals of each item and by its own partner."""
         return torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(self.items) - self.pool_rivals
 
     def in_space(self, number: int) -> Tensor:
-        """The items in the space of a fold, with what is taken from their contrast, (P, k + 1)."""
+        """The items in the space of a fold, beside `taken`, (P, k + 1)."""
         return torch.column_stack([2 * self.units(self.items, number, self.side), self.taken])
 
     def candidates(self, number: int, kept: Compared, items: Tensor) -> Candidates:
@@ -298,29 +298,17 @@ class Search:
 
 @dataclass(frozen=True)
 class Lesson:
-    """How to choose among candidates, and what a choice is worth: learned from pairs whose partner was hidden.
+    """Weights to choose among candidates, learned from pairs with a hidden partner."""
 
-    Attributes:
-        centre: (m,) mean of each measure over random pairs.
-        spread: (m,) its standard deviation.
-        weights: (m,) log odds of being the partner for each standard deviation.
-        strangers: Sorted exponentials of the weighted sums of random pairs.
-        others: Items of the whole pool that have no partner: their expected number.
-        fits: (m + 1,) weights and offset of the log odds that a new pair matches.
-        slope: Of the log odds of the probability against those of the first guess.
-        offset: The same.
-        several: (P,) whether several pairs may have an item of the pool.
-    """
-
-    centre: FloatArray
-    spread: FloatArray
-    weights: FloatArray
-    strangers: FloatArray
-    others: float
-    fits: FloatArray
-    slope: float
-    offset: float
-    several: Mask
+    centre: FloatArray  # (m,) mean of each measure over random pairs
+    spread: FloatArray  # (m,) its standard deviation
+    weights: FloatArray  # (m,) log odds of being the partner for each standard deviation
+    strangers: FloatArray  # sorted exponentials of the weighted sums of random pairs
+    others: float  # items of the whole pool that have no partner: their expected number
+    fits: FloatArray  # (m + 1,) weights and offset of the log odds that a new pair matches
+    slope: float  # of the log odds of the probability against those of the first guess
+    offset: float  # the same
+    several: Mask  # (P,) whether several pairs may have an item of the pool
 
     @classmethod
     def of(
@@ -333,7 +321,7 @@ class Lesson:
         search: Search,
         flagged: Candidates,
     ) -> Lesson:
-        """Learn from pairs that likely match.
+        """Learn from likely matches.
 
         Args:
             known: Their candidates, without their own partner.
@@ -396,7 +384,7 @@ class Lesson:
         return np.asarray(weight / (weight.sum(axis=1) + rest + 1e-300)[:, None])
 
     def fitting(self, candidates: Candidates) -> FloatArray:
-        """The chances, but 0 for candidates with which the new pair would be flagged."""
+        """The chances, but 0 if the new pair would be flagged."""
         standard = (candidates.measures - self.centre) / self.spread
         return np.where(standard @ self.fits[:-1] + self.fits[-1] >= 0, self.chances(candidates), 0)
 
@@ -406,7 +394,7 @@ class Lesson:
         return np.bincount(candidates.places.reshape(-1), chance, minlength=pool).astype(np.float64)
 
     def share(self, chance: FloatArray, candidates: Candidates, wanted: FloatArray) -> FloatArray:
-        """The chances of candidates, less where several pairs want an item that only one can have."""
+        """Divide the chances of an item among the pairs with the same candidate, if only one can have it."""
         once = (candidates.places >= 0) & ~self.several[candidates.places]
         times = np.where(once, wanted[candidates.places], 0)
         return chance / np.maximum(times, 1)
@@ -429,7 +417,7 @@ class Lesson:
 
 
 def conditional_logit(x: FloatArray, prior: FloatArray, worth: FloatArray) -> FloatArray:
-    """Weights (m,) by which the first of t alternatives is most probable, by Newton's method.
+    """Fit weights (m,) of a conditional logit: the first of t alternatives is the right one.
 
     P(first) is its exp(prior + x' weights) over the sum of those of all alternatives: x is (n, t, m), `prior` (n, t)
     the log of their prior probabilities, `worth` (n,) how much each row counts.
@@ -456,7 +444,7 @@ def _log_odds(chance: FloatArray) -> FloatArray:
 
 
 def given_once(found: Partners, match: npt.NDArray[np.floating]) -> Partners:
-    """Suggest the item of a matched pair, which has its partner, to one pair at most.
+    """Suggest the item of a matched pair to one pair at most.
 
     It goes to the pair for which it is the most probable; the others keep their next ones.
     """

@@ -1,4 +1,4 @@
-"""What can be seen without any vector: captions that describe nothing, and images that show nothing.
+"""Find captions without a description and images without content; no vectors are needed.
 
 They tell a person why a pair may be bad, and how often that is. Only captions without a word about an image lower a
 match score.
@@ -93,17 +93,11 @@ _LANGUAGES = {
 
 @dataclass(frozen=True)
 class Usual:
-    """What most captions of a data set are like.
+    """Language, script and length of most captions of a data set."""
 
-    Attributes:
-        script: Script of most captions; empty where there is no such one.
-        language: Language of most captions; empty where there is no such one, or none of those that are known.
-        words: Median number of words.
-    """
-
-    script: str = ""
-    language: str = ""
-    words: float = 0.0
+    script: str = ""  # script of most captions; empty where there is no such one
+    language: str = ""  # language of most captions; empty where there is no such one, or none of those that are known
+    words: float = 0.0  # median number of words
 
     @classmethod
     def of(cls, captions: Sequence[str]) -> Usual:
@@ -128,7 +122,7 @@ class Usual:
 
 
 def caption_reason(caption: str, usual: Usual) -> str:
-    """Name what is wrong with a caption, one of `KINDS`; empty if nothing can be seen.
+    """Name the fault of a caption, one of `KINDS`, or return an empty string.
 
     >>> usual = Usual("Latin", "English", 9)
     >>> caption_reason("IMG_2041.JPG", usual), caption_reason("A dog runs over the grass .", usual)
@@ -163,13 +157,13 @@ def caption_reasons(rows: IntArray, captions: Callable[[IntArray], list[str]]) -
 
 
 def wordless(seen: Bits) -> npt.NDArray[np.bool_]:
-    """(n,) which captions say nothing about an image, by bits of `KINDS`; none where many do."""
+    """(n,) captions without a word about an image, by bits of `KINDS`; none if many are like this."""
     found = seen & sum(_BITS[kind] for kind in WORDLESS) > 0
     return np.asarray(found & (found.mean() < USUALLY)) if len(found) else found
 
 
 def image_reason(content: bytes) -> str:
-    """Name what is wrong with an image file, one of `KINDS`; empty if nothing can be seen.
+    """Name the fault of an image file, one of `KINDS`, or return an empty string.
 
     Most images are only opened: an image of one colour is a small file.
     """
@@ -207,7 +201,7 @@ def image_reasons(rows: IntArray, read: Callable[[int], bytes | None]) -> Bits:
 
 
 def in_words(bits: int) -> list[str]:
-    """The kinds whose bits are set.
+    """Names of the bits.
 
     >>> in_words(5)
     ['caption is empty', 'caption is a web address']
@@ -228,7 +222,7 @@ def _script(text: str) -> str:
 
 
 def _spoken(words: Sequence[str]) -> list[str]:
-    """The languages of which the words have the most function words."""
+    """Languages with the most function words among these words."""
     counts = Counter(language for word in set(words) for language in _LANGUAGES.get(word, ()))
     most = max(counts.values(), default=0)
     return [language for language, count in counts.items() if count == most]

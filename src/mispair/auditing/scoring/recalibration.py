@@ -1,4 +1,4 @@
-"""Learn from people's decisions what a match is to them, and score all pairs by it.
+"""Learn from people's decisions, and score all pairs by them.
 
 Shuffled pairs show which pairs have nothing to do with each other. People may ask for more: that code answers the
 question, that a title names the product. A Bayesian logistic regression on their decisions learns the difference,
@@ -36,19 +36,12 @@ SUREST = 8.0  # log odds beyond this count as this
 
 @dataclass(frozen=True)
 class Recalibration:
-    """What decisions say about pairs.
+    """A model of people's decisions."""
 
-    Attributes:
-        slope: Factor of the log odds of the audit.
-        offset: What is added to them.
-        left: (D,) weights of the left vectors, centred and of unit length.
-        right: (E,) weights of the right vectors.
-    """
-
-    slope: float
-    offset: float
-    left: FloatArray
-    right: FloatArray
+    slope: float  # factor of the log odds of the audit
+    offset: float  # what is added to them
+    left: FloatArray  # (D,) weights of the left vectors, centred and of unit length
+    right: FloatArray  # (E,) weights of the right vectors
 
     @classmethod
     def fit(
@@ -97,7 +90,7 @@ class Recalibration:
         return cls(SLOPE + stretch * float(both @ log_odds), OFFSET_VARIANCE * float(both.sum()), by_left, by_right)
 
     def by_vectors(self, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]) -> FloatArray:
-        """(n,) log odds that the vectors of pairs add; centred unit vectors, as in `fit`."""
+        """(n,) log odds by the vectors of pairs, centred unit vectors as in `fit`."""
         return np.asarray(left @ self.left + right @ self.right)
 
     def match(
@@ -109,13 +102,13 @@ class Recalibration:
         return np.asarray(probability(self.log_odds(log_odds, self.by_vectors(left, right))))
 
     def log_odds(self, log_odds: FloatArray, by_vectors: npt.NDArray[np.floating]) -> FloatArray:
-        """(n,) log odds that pairs match to these people, from those of the audit and what the vectors add."""
+        """(n,) log odds of a match to these people, from those of the audit and those by the vectors."""
         # The order of the audit is never turned: decisions on a part of the pairs say too little for that.
         return np.asarray(max(self.slope, LEAST_SLOPE) * clipped(log_odds) + self.offset + by_vectors)
 
 
 def _spread(unit: npt.NDArray[np.floating]) -> FloatArray:
-    """Second moments (D, D) of vectors (m, D), in units that let a quadratic form of a typical vector be 1."""
+    """Second moments (D, D) of vectors (m, D); the quadratic form of a typical vector is 1."""
     moments = unit.T.astype(np.float64) @ unit
     return np.asarray(moments * len(unit) / np.square(moments).sum())
 

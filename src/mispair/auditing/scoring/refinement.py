@@ -1,4 +1,4 @@
-"""Common spaces refined so that partners are told apart from other items.
+"""Refine common spaces to tell partners from other items.
 
 Canonical correlation asks how much partners have in common; contrast and similarity ask whether an item is closer to
 its partner than to others. So the directions are trained for a moment with the contrastive loss InfoNCE
@@ -172,6 +172,6 @@ def _unit(items: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _turned(x: Tensor, gradient: Tensor, unit: Tensor, length: Tensor) -> Tensor:
-    """The gradient by the directions, of that by their items of unit length."""
+    """The gradient by the directions, from the gradient by the items of unit length."""
     across = (gradient - (gradient * unit).sum(2, keepdim=True) * unit) / length
     return x.T @ across

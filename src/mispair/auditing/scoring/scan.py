@@ -38,7 +38,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Scan:
-    """What the pass found about every row."""
+    """Measures and status of every row."""
 
     measures: npt.NDArray[np.float32]  # (N, m), NaN where a row could not be read
     status: npt.NDArray[np.uint8]  # (N,) key of FAULTS, or BAD_IN_TABLE
@@ -114,7 +114,7 @@ def _file(folder: Path, start: int) -> Path:
 
 
 def _measured(source: Source, judge: Judge, start: int, fold: npt.NDArray[np.uint8], device: torch.device) -> Scan:
-    """One block; rows that cannot be read have no measures, and those that were learned from have them already."""
+    """Measure one block; unreadable rows have no measures, learned rows have them already."""
     stop = start + len(fold)
     left, right = source.tensors(slice(start, stop), device)
     part = Scan(np.full((len(fold), len(judge.names)), np.nan, dtype=np.float32), faults(left, right))
@@ -133,7 +133,7 @@ def _measured(source: Source, judge: Judge, start: int, fold: npt.NDArray[np.uin
 
 
 def _loaded(folder: Path, start: int, part: Scan) -> bool:
-    """Fill a part with what was saved; False if that is not there or not whole."""
+    """Fill a part from its file; False if there is no whole one."""
     try:
         with np.load(_file(folder, start), allow_pickle=False) as saved:
             pairs = [(own, saved[name]) for name, own in vars(part).items()]

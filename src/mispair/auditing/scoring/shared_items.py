@@ -1,4 +1,4 @@
-"""Items that several pairs share, found before anything is learned.
+"""Find items in several pairs, before anything is learned.
 
 Pairs that share an item vouch for each other: a mismatched pair that occurs twice would be judged by what was learned
 from its copy. So near-duplicates of either side are found first. Pairs with the same two items count once, pairs that
@@ -54,25 +54,17 @@ ONE_ITEM = 0.95  # mean cosine of near-duplicates with their mean, below which t
 
 @dataclass(frozen=True)
 class SharedItems:
-    """Which rows share items.
+    """Rows with common items."""
 
-    Attributes:
-        left: (N,) first row with (nearly) the same left item as each row, or of its given group.
-        right: (N,) first row with the same right item.
-        first: (N,) first row with the same two items: of these only one is learned from.
-        groups: (N,) number of the group of rows that are in one fold, by first appearance.
-        unlike: (2, N) for rows whose left (right) item has many partners with nothing in common: how many, else 0.
-        near_duplicates: Groups of rows whose left items, and whose right items, are nearly the same.
-        split: Rows of groups that were too large for a fold, and were split.
-    """
-
-    left: IntArray
-    right: IntArray
-    first: IntArray
-    groups: IntArray
+    left: IntArray  # (N,) first row with (nearly) the same left item as each row, or of its given group
+    right: IntArray  # (N,) first row with the same right item
+    first: IntArray  # (N,) first row with the same two items: of these only one is learned from
+    groups: IntArray  # (N,) number of the group of rows that are in one fold, by first appearance
+    # (2, N) for rows whose left (right) item has many partners with nothing in common: how many, else 0
     unlike: npt.NDArray[np.int32]
+    # groups of rows whose left items, and whose right items, are nearly the same
     near_duplicates: tuple[Groups, Groups]
-    split: int
+    split: int  # rows of groups that were too large for a fold, and were split
 
     @cached_property
     def partners(self) -> npt.NDArray[np.int32]:
@@ -86,7 +78,7 @@ class SharedItems:
 
     @classmethod
     def apart(cls, rows: int) -> SharedItems:
-        """Rows that share nothing."""
+        """Rows without common items."""
         own, unlike = np.arange(rows), np.zeros((2, rows), dtype=np.int32)
         return cls(own, own, own, own, unlike, (Groups.none(), Groups.none()), 0)
 
@@ -115,7 +107,7 @@ class SharedItems:
 
 
 def find_shared_items(source: Source, *, workers: int, device: torch.device) -> SharedItems:
-    """Find near-duplicates on both sides, in one pass over all rows, and what follows from them."""
+    """Find near-duplicates on both sides in one pass over all rows, and derive the shared items."""
     rows = sample(np.delete(np.arange(len(source)), source.known_rows), SAMPLED)
     sides = source.gather(rows)
     good = faults(torch.from_numpy(sides[0]), torch.from_numpy(sides[1])) == READABLE
@@ -146,7 +138,7 @@ class SomeVectors:
 
 
 def _sketches(source: Source, some: list[SomeVectors], workers: int, device: torch.device) -> tuple[Codes, Mask]:
-    """(2, N) codes of both sides, and which rows cannot be read."""
+    """(2, N) codes of both sides, and the unreadable rows."""
     codes, unreadable = np.zeros((2, len(source)), dtype=np.uint64), np.ones(len(source), dtype=bool)
     there = [torch.from_numpy(side.mean.astype(np.float32)).to(device) for side in some]
 
@@ -169,7 +161,7 @@ def _sketches(source: Source, some: list[SomeVectors], workers: int, device: tor
 def _near_duplicates(
     source: Source, side: int, codes: Codes, unreadable: Mask, some: SomeVectors, device: torch.device
 ) -> Groups:
-    """Groups of near-duplicates on one side; of rows that are known to share their left item only one is used."""
+    """Groups of near-duplicates on one side, with one row for each given group of left items."""
     vectors, groups = (source.left, source.right)[side], source.groups
     leave_out = unreadable.copy()
     if side == 0 and groups is not None:
@@ -184,13 +176,13 @@ def _near_duplicates(
 
 
 def _first_readable(groups: IntArray, unreadable: Mask) -> IntArray:
-    """The first row of each group that can be read."""
+    """The first readable row of each group."""
     readable = np.flatnonzero(~unreadable)
     return readable[np.unique(groups[readable], return_index=True)[1]]
 
 
 def near_enough(units: FloatArray, rows: int) -> float:
-    """Cosine from which two of `rows` vectors are hardly ever so near by accident, at least 0.98.
+    """Smallest cosine of near-duplicates among `rows` vectors: hardly reached by accident, at least 0.98.
 
     The mean squared cosine of random vectors is one over the number of directions that they use; `units` (n, D) are
     some of them, centred and of unit length. The share of a sphere of that dimension within an angle of a point is a
@@ -213,7 +205,7 @@ def near_enough(units: FloatArray, rows: int) -> float:
 def combined(
     near_duplicates: tuple[Groups, Groups], source: Source, unreadable: Mask, some: list[SomeVectors], others: int = 0
 ) -> SharedItems:
-    """Derive the shared items from the near-duplicates of either side; rows that cannot be read share nothing.
+    """Derive the shared items from the near-duplicates of either side; unreadable rows share nothing.
 
     `some` are random vectors of either side, and `others` counts pairs outside the source that share no item.
     """
@@ -247,7 +239,7 @@ def _items(found: Groups, rows: int) -> IntArray:
 
 
 def _numbers(first: IntArray) -> IntArray | None:
-    """Numbers 0, 1, ... of groups that are named by their first rows; None where every row is its own first."""
+    """Numbers 0, 1, ... of groups, given their first rows; None if every row is its own first."""
     own = first == np.arange(len(first))
     return None if own.all() else (np.cumsum(own) - 1)[first]
 
@@ -272,7 +264,7 @@ def _is_shared(items: IntArray) -> Mask:
 
 
 def _joined(links: list[IntArray], distinct: IntArray, given: IntArray) -> tuple[IntArray, int]:
-    """The first row that each row is connected to (N,), and how many rows are in groups that were split.
+    """First row of the connected rows of each row (N,), and the number of rows in split groups.
 
     Whatever is connected becomes one group, by the first row with the same item on either side (`links`). Where that
     has more pairs than a fold can have, its items are joined one by one, the least shared first, as long as no group
@@ -323,7 +315,7 @@ def _joined_while_small(items: list[IntArray], given: IntArray, most: int) -> In
 def _unlike_partners(
     source: Source, side: int, own: IntArray, distinct: IntArray, some: list[SomeVectors], others: int
 ) -> npt.NDArray[np.int32]:
-    """(N,) number of partners of each row's item on one side where they have nothing in common, else 0."""
+    """(N,) number of partners of each row's item on one side if these have nothing in common, else 0."""
     partners = np.bincount(own[distinct], minlength=len(own))
     items = np.flatnonzero(partners >= MANY)
     items = items[np.argsort(-partners[items], kind="stable")]
@@ -358,14 +350,14 @@ def likeness(units: FloatArray, strangers: FloatArray) -> float:
 
 
 def _are_one_item(units: FloatArray) -> bool:
-    """Whether near-duplicates are near their mean, not a chain of which each is near to the next."""
+    """Whether near-duplicates are near their mean, not a chain of neighbours."""
     centre = units.mean(0)
     length = float(np.linalg.norm(centre))
     return not units.any() or length >= ONE_ITEM
 
 
 def _units(vectors: FloatArray, mean: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Centred vectors of unit length; one that equals the mean stays zero."""
+    """Centred vectors of unit length; a vector equal to the mean stays zero."""
     centred = vectors.astype(np.float64) - mean
     lengths = np.linalg.norm(centred, axis=1, keepdims=True)
     return np.asarray(centred / np.where(lengths == 0, 1, lengths))

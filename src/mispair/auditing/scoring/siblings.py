@@ -30,21 +30,16 @@ CLOSE_BY = 10  # nearest left items of which one lends its partner
 
 @dataclass(frozen=True)
 class Siblings:
-    """How much each right item agrees with the others of its left item.
+    """How much each right item agrees with the others of its left item."""
 
-    Attributes:
-        agreement: (N,) cosine with the mean of the siblings, weighted by their match scores; NaN without siblings.
-        typical: Its lowest decile over matched pairs.
-        slope: Log odds for each unit below that.
-    """
-
+    # (N,) cosine with the mean of the siblings, weighted by their match scores; NaN without siblings
     agreement: npt.NDArray[np.float32]
-    typical: float
-    slope: float
+    typical: float  # its lowest decile over matched pairs
+    slope: float  # log odds for each unit below that
 
     @property
     def penalty(self) -> FloatArray:
-        """(N,) log odds that a lack of agreement takes away: never positive, 0 without siblings."""
+        """(N,) log odds for a lack of agreement: never positive, 0 without siblings."""
         below = np.minimum(self.agreement.astype(np.float64) - self.typical, 0)
         return np.asarray(self.slope * np.nan_to_num(below))
 
@@ -95,7 +90,7 @@ def _unit(transform: SideTransform, vectors: npt.NDArray[np.float32]) -> Tensor:
 
 
 def _with_siblings(items: SharedItems, match: npt.NDArray[np.floating]) -> IntArray:
-    """Readable rows whose left item has several right items, those of one left item one after the other."""
+    """Readable rows with siblings, ordered by their left item."""
     readable = np.flatnonzero(~np.isnan(match) & (items.partners == 0))
     distinct = np.bincount(items.left[readable[items.is_first[readable]]], minlength=len(match))
     rows = readable[distinct[items.left[readable]] > 1]

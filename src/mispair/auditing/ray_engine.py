@@ -52,8 +52,7 @@ from mispair.auditing.findings import Findings, suggestion_table, typical
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.match_scores import WORDLESS, MatchScores, limits
 from mispair.auditing.output_files import LEARNED
-from mispair.auditing.report.page import GROUPS, MEMBERS
-from mispair.auditing.report.page import WORST as SHOWN
+from mispair.auditing.report.page import GROUPS, MEMBERS, WORST
 from mispair.auditing.scoring.folds import PART, random_keys
 from mispair.auditing.scoring.folds import SAMPLE as STREAM
 from mispair.auditing.scoring.near_duplicates import (
@@ -177,12 +176,9 @@ def audit_blocks(
     console: Console | None = None,
     command: str = "",
 ) -> ClusterAudit:
-    """Audit a data set block by block; the same call again resumes.
+    """Audit a data set block by block with Ray, a connected module; the same call again resumes.
 
-    Args:
-        ray: The module, connected.
-        work: Folder or URL of intermediate results, which all machines can read and write.
-        folder: A folder of this machine for the same.
+    Intermediate results are in `work`, a folder or URL for all machines, and in `folder`, on this machine.
     """
     job = Job(data, work, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
     with progress(console, len(blocks)) as show:
@@ -277,8 +273,7 @@ class _Run:
                 with self.job.open(number) as rows:
                     if by not in (None, SHARD):
                         values_by(rows.source, str(by))
-                    columns = tuple(rows.source.item_columns(rows.start, rows.start))
-                    self.job = replace(self.job, columns=columns)
+                    self.job = replace(self.job, columns=tuple(rows.source.item_columns(rows.start, rows.start)))
                     return [[view.width for view in views_of(side)] for side in (rows.source.left, rows.source.right)]
             except InvalidValueError:
                 raise
@@ -376,21 +371,19 @@ class _Run:
         if found:
             left = np.concatenate([found["left"][back] * scale[0], left])
             right = np.concatenate([found["right"][back] * scale[1], right])
-        names = ("row", "id", "caption")
         row, ids, captions = (
-            np.concatenate([*([found[name][back]] if found else []), getattr(sample, name)[bank]]) for name in names
+            np.concatenate([*([found[name][back]] if found else []), getattr(sample, name)[bank]])
+            for name in ("row", "id", "caption")
         )
-        alone = learned.scores.alone()[bank]
-        match = np.append(match, alone).astype(np.float32)
-        places = np.arange(len(worst))
+        match = np.append(match, learned.scores.alone()[bank]).astype(np.float32)
         empty = (known.seen(captions.tolist()) & known.wordless) > 0
         source, device = from_memory(left, right), auditor.judge.transforms[0].mean.device
         lent = [np.flatnonzero(np.isin(ids, list(side))) for side in self.job.settings.partnered]
         new_rights, new_lefts = (
             _renumbered(find_partners(
-                source, auditor.judge, places, match, SharedItems.apart(len(match)), keep_left=keep_left, device=device,
-                partnered=own, excluded=empty & keep_left,
-            ), row)
+                source, auditor.judge, np.arange(len(worst)), match, SharedItems.apart(len(match)),
+                keep_left=keep_left, device=device, partnered=own, excluded=empty & keep_left,
+            ), row.__getitem__)
             for keep_left, own in ((True, lent[1]), (False, lent[0]))
         )  # fmt: skip
         matched, order = learned.scores.match() >= below, np.argsort(row)
@@ -404,26 +397,24 @@ class _Run:
 
     def _tables(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]:
         for number, block in enumerate(self.job.blocks):
-            is_shard = any(name.endswith(".npz") for name in block.files)
-            name = PurePosixPath(block.name).name if is_shard else ""
-            yield name, iter([self.job.store.table(f"{TABLES}/{_name(number)}")])
+            shard = PurePosixPath(block.name).name if any(name.endswith(".npz") for name in block.files) else ""
+            yield shard, iter([self.job.store.table(f"{TABLES}/{_name(number)}")])
 
     def _result(
         self, learned: Judged, tally: Tally, shared: dict[str, Any], verdict: Verdict, stages: dict[str, float]
     ) -> ClusterAudit:
         """Collect the rows of the report."""
-        job, judge, counts, groups = self.job, learned.auditor.judge, shared["counts"], shared["groups"]
+        job, judge, groups = self.job, learned.auditor.judge, shared["groups"]
         new_rights, new_lefts = verdict.new_rights, verdict.new_lefts
         joint = [] if job.settings.joint or learned.source.joint or not judge.joint else [COMMON_SPACE]
         by_engine = "By `engine=ray`: the score of a pair depends on this pair and its shared items alone."
         notes = [*joint, *notes_on(judge, tally.scored, tally.flagged), *shared["notes"], by_engine]
-        ids = learned.source.ids
         summary = AuditSummary(
             **tally.metrics(judge, verdict.below),
-            detections=detections(judge, learned.scores, verdict.below, ids),
+            detections=detections(judge, learned.scores, verdict.below, learned.source.ids),
             decided=job.settings.decided,
             by=job.settings.by,
-            **counts,
+            **shared["counts"],
             suggested_right=int((new_rights.rows[:, 0] >= 0).sum()),
             suggested_left=int((new_lefts.rows[:, 0] >= 0).sum()),
             notes=notes,
@@ -431,7 +422,7 @@ class _Run:
             stages={name: round(seconds, 2) for name, seconds in stages.items()},
         )
         answers = checked_answers(job.settings.checked)
-        some, shown = slice(2 * SHOWN), verdict.worst[: 2 * SHOWN]
+        some, shown = slice(2 * WORST), verdict.worst[: 2 * WORST]
         rights, lefts = (Partners(side.rows[some], side.scores[some]) for side in (new_rights, new_lefts))
         suggested = np.append(rights.rows[rights.rows >= 0], lefts.rows[lefts.rows >= 0])
         members = [row for side in groups for group in side for row in group["rows"]]
@@ -448,8 +439,8 @@ class _Run:
             ),
             match_score=cells["match_score"] if cells else np.zeros(0, dtype=np.float32),
             suggested=np.searchsorted(rows, shown),
-            new_rights=replace(rights, rows=np.where(rights.rows < 0, -1, np.searchsorted(rows, rights.rows))),
-            new_lefts=replace(lefts, rows=np.where(lefts.rows < 0, -1, np.searchsorted(rows, lefts.rows))),
+            new_rights=_renumbered(rights, rows.searchsorted),
+            new_lefts=_renumbered(lefts, rows.searchsorted),
             items=SharedItems(
                 rows, rows, rows, rows, np.zeros((2, len(rows)), dtype=np.int32),
                 (_groups_of(groups[0], rows), _groups_of(groups[1], rows)), 0,
@@ -512,9 +503,9 @@ class _ShownRows(Source):
         return self.found.get(row)
 
 
-def _renumbered(partners: Partners, numbers: IntArray) -> Partners:
+def _renumbered(partners: Partners, number: Callable[[IntArray], Any]) -> Partners:
     """Replace the rows of partners with their new numbers."""
-    return replace(partners, rows=np.where(partners.rows < 0, -1, numbers[partners.rows]))
+    return replace(partners, rows=np.where(partners.rows < 0, -1, number(partners.rows)))
 
 
 def _groups_of(groups: list[dict[str, Any]], rows: IntArray) -> Groups:

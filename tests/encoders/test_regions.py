@@ -19,10 +19,11 @@ from audit_cases import contents
 from mispair.cli.main import main
 from mispair.encoders import encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder, load_image
-from mispair.encoders.regions import SplitRule, encode_regions
+from mispair.encoders.regions import encode_regions
 from mispair.errors import ChangedError, DamagedError, DataError, InvalidValueError, TooFewError
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.origin import Origin, Projection
+from mispair.pairs.splits import SplitRule
 from refusals import refused
 
 pq = pytest.importorskip("pyarrow.parquet")

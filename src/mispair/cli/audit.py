@@ -277,7 +277,8 @@ def encode(arguments: EncodeArguments) -> int:
         outcome = encode_to_folder(pairs, out, encoders, place, overwrite=arguments.overwrite, console=console())
     else:
         from mispair.encoders.encoders import GridEncoder, image_encoder
-        from mispair.encoders.regions import SplitRule, encode_regions
+        from mispair.encoders.regions import encode_regions
+        from mispair.pairs.splits import SplitRule
 
         outcome = encode_regions(
             pairs, out, GridEncoder(image_encoder(files.image_model, device), grid), place,

@@ -33,7 +33,7 @@ from mispair.encoders.cache import writable_cache
 from mispair.encoders.encoders import GridEncoder, image_encoder
 from mispair.encoders.options import FileOptions, Files
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
-from mispair.encoders.regions import SplitRule, encode_regions, read_rows
+from mispair.encoders.regions import encode_regions
 from mispair.errors import ChangedError, ConflictError, DamagedError, DataError, ExistsError, TooFewError
 from mispair.models import FOR_SETS, FOR_VECTORS, find
 from mispair.pairs.audited import AuditColumns
@@ -42,6 +42,7 @@ from mispair.pairs.layouts import clip_retrieval, loading
 from mispair.pairs.layouts.copies import is_copied, write_copy
 from mispair.pairs.origin import note_source
 from mispair.pairs.source import Source
+from mispair.pairs.splits import SplitRule, read_rows
 from mispair.reviewing.reviewed import Reviewed, is_audit
 from mispair.support.files import Json, read_json, write_atomically
 from mispair.support.formatting import listed

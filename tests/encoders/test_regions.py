@@ -94,16 +94,6 @@ def test_layout_values_and_status(table: Path) -> None:
     assert Origin.read(table.parent / "out") == Origin("colours", None, 2, None)
 
 
-@pytest.mark.parametrize(
-    ("rule", "sizes"),
-    [(SplitRule(), [60_000, 5_000, 5_000]), (SplitRule(dev=0.1, test=6_000), [57_000, 7_000, 6_000])],
-)
-def test_of_many_images_few_validate_and_test(rule: SplitRule, sizes: list[int]) -> None:
-    """Unless it is said how many."""
-    found = rule.random(np.arange(70_000), list(map(str, range(70_000))), "photos")
-    assert [found.count(split) for split in ("train", "dev", "test")] == sizes
-
-
 def test_stopped_and_continued(table: Path) -> None:
     encode(table, table.parent / "whole")
     before = contents(table.parent / "whole")

@@ -1,4 +1,4 @@
-"""How images and captions are read and encoded: the same fields in Python and on the command line."""
+"""Options to read and encode images and captions: the same fields in Python and on the command line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """How images and captions are read and encoded."""
+    """Options to read and encode images and captions."""
 
     images: OrNone[Path] = None
-    """Folder that the image paths start from; the one of the source by default."""
+    """Folder of the image paths; by default that of the source."""
     allow_outside: bool = False
-    """Read images outside that folder too, which the source may name; they can get into the report."""
+    """Also read images outside that folder; they can get into the report."""
     image_column: OrNone[str] = None
-    """Column of images, if its name is not a usual one; its number in a table without a header."""
+    """Column of images, if its name is unusual; its number in a table without a header."""
     caption_column: OrNone[str] = None
     """Column of captions, likewise."""
     id_column: OrNone[str] = None
@@ -72,14 +72,13 @@ class FileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Files(FileOptions):
-    """How a training reads images and captions, and makes features of them."""
+    """Options to make training features from images and captions."""
 
     grid: OrNone[int] = None
-    """Region features of so many cells a side and words, instead of vectors."""
+    """Cells a side of region features, with words; instead of vectors."""
     pca: OrNone[int] = None
     """With --grid, numbers a cell."""
     dev: OrNone[float] = None
-    """Share of the images that validate, or how many: a tenth, at most 5,000; a column split of the source comes
-    first."""
+    """Fraction or number of the images that validate; by default a tenth, at most 5,000. A column split comes first."""
     test: OrNone[float] = None
-    """Share of the images that test, or how many, likewise."""
+    """Fraction or number of the images that test, likewise."""

@@ -41,7 +41,7 @@ class MispairError(Exception):
 
 
 class DataError(MispairError):
-    """The data is wrong."""
+    """The data is missing, damaged or inconsistent."""
 
 
 class NotFoundError(DataError):

@@ -449,7 +449,7 @@ def measure_by_fold(
     """
     size *= GPU_TIMES if x.device.type == "cuda" else 1
     each = [np.flatnonzero(fold == number) for number in range(FOLDS)]
-    parts = [part for pairs in each for part in _cut(pairs[lefts[pairs].argsort(kind="stable")], size)]
+    parts = [part for pairs in each for part in cut(pairs[lefts[pairs].argsort(kind="stable")], size)]
 
     def measured(part: IntArray) -> Tensor:
         number = fold[part[0]]
@@ -548,7 +548,7 @@ def neighbours_partners(
         if len(places) < 2:
             return
         others = x[places].T
-        for part in _cut(np.flatnonzero(wanted[places]), AT_ONCE):
+        for part in cut(np.flatnonzero(wanted[places]), AT_ONCE):
             rows = places[part]
             near = x[rows] @ others
             near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
@@ -568,5 +568,5 @@ def _bank_rows(number: int, fold: npt.NDArray[np.uint8], trust: FloatArray) -> I
     return np.random.default_rng(number).permutation(others)[:BANK]
 
 
-def _cut(places: IntArray, size: int) -> list[IntArray]:
+def cut(places: IntArray, size: int) -> list[IntArray]:
     return [places[start : start + size] for start in range(0, len(places), size)]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
-from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.scoring.judge import Judge, cut
 from mispair.auditing.scoring.measures import evidence, largest, rivals, with_contrast
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each
@@ -101,9 +101,9 @@ def find_partners(
 
     def in_fold(number: int) -> None:
         items = search.in_space(number)
-        for here in _cut(np.flatnonzero(fold == number)):
+        for here in cut(np.flatnonzero(fold == number), AT_ONCE):
             flagged.put(here, search.candidates(number, search.compared(rows[here], number, 1 - search.side), items))
-        for here in _cut(np.flatnonzero(hidden_fold == number)):
+        for here in cut(np.flatnonzero(hidden_fold == number), AT_ONCE):
             kept = search.compared(hidden[here], number, 1 - search.side)
             known.put(here, search.candidates(number, kept, items))
             own[here], strange[here] = search.hidden(number, kept, items)
@@ -133,10 +133,6 @@ def _most_hidden(source: Source) -> int:
     if source.network_score is None:
         return HIDDEN
     return int(np.clip(len(source) // NETWORK_SHARE, NETWORK_HIDDEN, HIDDEN))
-
-
-def _cut(places: IntArray) -> list[IntArray]:
-    return [places[start : start + AT_ONCE] for start in range(0, len(places), AT_ONCE)]
 
 
 @dataclass(frozen=True)

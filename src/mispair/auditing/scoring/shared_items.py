@@ -219,16 +219,15 @@ def combined(
     first = _first_pairs(left, right)
     distinct = np.flatnonzero((first == np.arange(rows)) & ~unreadable)
     unlike = np.zeros((2, rows), dtype=np.int32)
-    if some:
-        unlike[0] = _unlike_partners(source, 0, left, distinct, some, others)
-        unlike[1] = _unlike_partners(source, 1, right, distinct, some, others)
+    for side, own in enumerate((left, right) if some else ()):
+        unlike[side] = _unlike_partners(source, side, own, distinct, some, others)
     # Placeholders are not learned from, so they need not be in the fold of others that share them.
     links = [np.where(unlike[side] > 0, np.arange(rows), own) for side, own in enumerate((left, right))]
     apart = np.arange(rows) if groups is None else np.where(unlike[0] > 0, rows + np.arange(rows), groups)
     joined, split = _joined(links, distinct, _lowest(apart))
-    numbers = _numbers(joined[first])
-    fold_groups = np.arange(rows) if numbers is None else numbers
-    return SharedItems(left, right, first, fold_groups, unlike, near_duplicates, split)
+    groups_first = joined[first]
+    numbers = np.cumsum(groups_first == np.arange(rows)) - 1
+    return SharedItems(left, right, first, numbers[groups_first], unlike, near_duplicates, split)
 
 
 def _items(found: Groups, rows: int) -> IntArray:
@@ -236,12 +235,6 @@ def _items(found: Groups, rows: int) -> IntArray:
     items = np.arange(rows)
     items[found.rows] = np.repeat(found.rows[found.starts[:-1]], np.diff(found.starts))
     return items
-
-
-def _numbers(first: IntArray) -> IntArray | None:
-    """Numbers 0, 1, ... of groups, given their first rows; None if every row is its own first."""
-    own = first == np.arange(len(first))
-    return None if own.all() else (np.cumsum(own) - 1)[first]
 
 
 def _lowest(labels: IntArray) -> IntArray:

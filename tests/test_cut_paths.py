@@ -104,7 +104,7 @@ def test_a_resumed_audit_keeps_its_cut(audited: Audited, tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     data = AuditInput(audited.data)
-    monkeypatch.setattr(mispair.Audit, "to_parquet", stop)
+    monkeypatch.setattr(mispair.Audit, "to_html", stop)
     with pytest.raises(KeyboardInterrupt):
         audit_path(data, tmp_path / "out", audited.settings)
     monkeypatch.undo()

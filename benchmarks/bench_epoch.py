@@ -33,8 +33,8 @@ from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config
 from mispair.errors import NotFoundError
 from mispair.methods.base import Phase
+from mispair.methods.epoch_metrics import MethodReport
 from mispair.methods.repair import Repair
-from mispair.methods.report import MethodReport
 from mispair.pairs.layouts.loading import with_noise
 from mispair.settings import RepairSettings
 from mispair.training.run_folder import Run

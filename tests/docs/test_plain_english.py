@@ -12,7 +12,7 @@ PRONOUNS = re.compile(r"\b(?:that|which|who|whose|whom|what|whatever)\b", re.IGN
 SECTION = re.compile(r"^(Returns|Raises):\n((?:[ \t]+.*\n?|\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^(\s+)(\S.*(?:\n\1\s+\S.*)*)", re.MULTILINE)
 SHAPE = re.compile(r"\(\w+(?:, \w+)*,?\)")
-MOST_PRONOUNS = 0.47
+MOST_PRONOUNS = 0.15
 """Relative pronouns in the first line of a docstring, on average; cleanlab has 0.19, open_clip 0.06."""
 FEWEST_WORDS = 3
 

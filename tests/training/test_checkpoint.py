@@ -18,7 +18,7 @@ import torch
 
 from mispair.errors import DamagedError, DataError
 from mispair.methods.base import EpochPairs
-from mispair.methods.report import MethodReport
+from mispair.methods.epoch_metrics import MethodReport
 from mispair.support.files import write_atomically
 from mispair.training import checkpoint
 from mispair.training.checkpoint import Best, Checkpoint, Cursor, find, load_newest, resume, save

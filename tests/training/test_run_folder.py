@@ -16,7 +16,7 @@ import torch
 from mispair.config import Config
 from mispair.errors import ChangedError, DamagedError, ExistsError, InUseError, WriteError
 from mispair.functional.metrics import retrieval
-from mispair.methods.report import Examples, MethodReport, ReplacedPairs
+from mispair.methods.epoch_metrics import Examples, MethodReport, ReplacedPairs
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, MethodEvent, StepEvent, ValidationEvent
 from mispair.training.run_folder import (

@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
-from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import Findings
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores
@@ -31,6 +30,7 @@ from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.scoring.views import joined
 from mispair.auditing.summary import SIDES, NoiseEstimate, check_cut, threshold, values_by
+from mispair.auditing.tool_files import Tool, export
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
@@ -103,7 +103,7 @@ class Audit(Findings):
         return write_copy(self.source, edits, out, overwrite)
 
     def export(self, tool: Tool, out: str | Path) -> list[Path]:
-        """Write files for FiftyOne, Label Studio or Argilla; see `mispair.auditing.exports`."""
+        """Write files for FiftyOne, Label Studio or Argilla; see `mispair.auditing.tool_files`."""
         return export(self.pieces(), tool, Path(out), self.source.image_folder)
 
     def review(

@@ -19,7 +19,6 @@ from rich.console import Console
 from mispair.auditing.audit import Audit, Settings, audit_source, check, check_rows, check_settings
 from mispair.auditing.auditor import checked_answers
 from mispair.auditing.blocks import find_blocks
-from mispair.auditing.exports import Tool, export
 from mispair.auditing.from_training import is_run
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import (
@@ -38,6 +37,7 @@ from mispair.auditing.output_files import (
 from mispair.auditing.output_store import working_folder
 from mispair.auditing.request import Request, local_place, read_audit_mark
 from mispair.auditing.summary import AuditSummary, share_of
+from mispair.auditing.tool_files import Tool, export
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
 from mispair.errors import ConflictError, DataError, ExistsError, MispairError, NotFoundError, ShapeError

@@ -18,7 +18,7 @@ from mispair.compute.devices import send
 from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.functional.losses import negatives_at, warmup_loss
-from mispair.methods.report import BoolArray, Examples, MethodReport
+from mispair.methods.epoch_metrics import BoolArray, Examples, MethodReport
 from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, PairLoader, random_batches

@@ -22,8 +22,8 @@ from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
+from mispair.methods.epoch_metrics import BoolArray
 from mispair.methods.epoch_view import EpochView
-from mispair.methods.report import BoolArray
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader

@@ -10,8 +10,8 @@ import torch
 from mispair.config import Config
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
 from mispair.methods.base import EpochPairs, Method
+from mispair.methods.epoch_metrics import BoolArray, Examples, MethodReport, selection, separation
 from mispair.methods.epoch_view import EpochView, epoch_view
-from mispair.methods.report import BoolArray, Examples, MethodReport, selection, separation
 from mispair.models import Network
 from mispair.pairs.batches import Batch, PadShapes, PairLoader
 from mispair.pairs.pairs import IntArray

@@ -20,7 +20,7 @@ from mispair.config import Config
 from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.report import MethodReport, selection
+from mispair.methods.epoch_metrics import MethodReport, selection
 from mispair.models import Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader

@@ -24,8 +24,8 @@ from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.functional.contrastive import distillation, info_nce, match_probabilities
 from mispair.methods.base import EpochPairs, Method, Phase, Schedule, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.epoch_metrics import Examples, MethodReport, ReplacedPairs, selection
 from mispair.methods.oracle import matched_pairs
-from mispair.methods.report import Examples, MethodReport, ReplacedPairs, selection
 from mispair.methods.soft_partners import SoftPartners, find_soft_partners
 from mispair.models import FOR_SETS, FOR_VECTORS, Network, find
 from mispair.models.inference import inference

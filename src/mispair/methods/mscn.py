@@ -39,8 +39,8 @@ from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, 
 from mispair.functional.gaussian_mixture import above
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.epoch_metrics import FloatArray, MethodReport, selection, separation
 from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
-from mispair.methods.report import FloatArray, MethodReport, selection, separation
 from mispair.models import MODELS, Network, find
 from mispair.models.inference import inference
 from mispair.models.sgraf import SimilarityVectors

@@ -22,10 +22,10 @@ from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
+from mispair.methods.epoch_metrics import BoolArray, Examples, ReplacedPairs, label_histograms, selection, separation
 from mispair.methods.epoch_view import EpochView, encode_items
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
-from mispair.methods.report import BoolArray, Examples, ReplacedPairs, label_histograms, selection, separation
 from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, Items, PadShapes, PairLoader

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mispair.errors import DamagedError
 from mispair.methods.base import EpochPairs
-from mispair.methods.report import MethodReport
+from mispair.methods.epoch_metrics import MethodReport
 from mispair.support.files import write_atomically
 from mispair.support.memory import is_out_of_memory
 from mispair.training.monitor import Health

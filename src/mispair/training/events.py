@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from mispair.methods.report import MethodReport
+from mispair.methods.epoch_metrics import MethodReport
 
 
 class StepEvent(BaseModel):

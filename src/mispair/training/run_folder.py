@@ -42,7 +42,7 @@ from mispair.errors import (
     MissingPackageError,
     WriteError,
 )
-from mispair.methods.report import Examples, MethodReport
+from mispair.methods.epoch_metrics import Examples, MethodReport
 from mispair.support.extras import install_command
 from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
 from mispair.support.owned_folder import LOCK, acquire

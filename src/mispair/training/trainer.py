@@ -43,7 +43,7 @@ from mispair.errors import (
     TooFewError,
 )
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
-from mispair.methods.report import MethodReport
+from mispair.methods.epoch_metrics import MethodReport
 from mispair.models import Network, SideSpec, build
 from mispair.pairs.batches import PairLoader, prefetch
 from mispair.pairs.pairs import Pairs, Tokens, fingerprint

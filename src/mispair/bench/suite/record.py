@@ -19,7 +19,7 @@ from mispair.bench.suite.suite import LOCATIONS, Cell, digest
 from mispair.compute.devices import give_back_memory, pick_device
 from mispair.config import Config, to_toml
 from mispair.errors import ConfigError, MispairError, StoppedError
-from mispair.methods.report import BoolArray, Examples, FloatArray, MethodReport
+from mispair.methods.epoch_metrics import BoolArray, Examples, FloatArray, MethodReport
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.support.files import read_regular, write_atomically
 from mispair.training.events import ValidationEvent

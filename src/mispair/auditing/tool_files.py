@@ -1,4 +1,4 @@
-"""Files of an audit's pairs for other tools: FiftyOne, Label Studio and Argilla, which need not be installed.
+"""Write the pairs of an audit as files for other tools: FiftyOne, Label Studio and Argilla.
 
 | tool | file | how it is imported |
 |---|---|---|

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from mispair.config import Config
+from mispair.methods.epoch_metrics import MethodReport, ReplacedPairs, label_histograms, selection, separation
 from mispair.methods.repair import Repair
-from mispair.methods.report import MethodReport, ReplacedPairs, label_histograms, selection, separation
 from mispair.models import SideSpec, build
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.noise import add_noise

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pyarrow
 import pytest
 
-from mispair.auditing.exports import export
+from mispair.auditing.tool_files import export
 from mispair.errors import NotFoundError
 from refusals import refused
 

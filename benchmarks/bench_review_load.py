@@ -1,8 +1,8 @@
 """Measure the load that the page of a review bears: `make bench-review-load ARGS=FOLDER`.
 
-Generates pairs with captions, audits them, and starts `mispair review` twice: after the audit, and again. Each time it
-measures the seconds to the first page, then 300 pages of all kinds one after the other, then 50 requests at a time for
-a minute. Memory is what the server's process has resident: its own, and pages of files that are mapped (Linux).
+Generates pairs with captions, audits them, and starts `mispair review`. It measures the seconds to the first page, then
+300 pages of all kinds one after the other, then 50 requests at a time for a minute. Memory is what the server's process
+has resident: its own, and pages of files that are mapped (Linux).
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from tyro.conf import Positional
 
 from bench_scale import generate
 from common import run
-from mispair.reviewing.pair_table import COPY
 
 MISPAIR = (sys.executable, "-m", "mispair")
 PORT, REQUESTS, CLIENTS, WIDTH, NOISE_RATIO = 8799, 300, 50, 64, 0.2
@@ -144,17 +143,14 @@ def measure(out: Path, pairs: int, seconds: float) -> dict[str, object]:
 
 
 def main(folder: Positional[Path], pairs: Positional[int] = 1_000_000, seconds: Positional[float] = 60) -> None:
-    """Print two JSON objects: of the first start after the audit, and of the next one.
+    """Print what was measured as JSON.
 
     Args:
         folder: Where the pairs and their audit are generated, and found the next time.
         pairs: How many.
         seconds: Of the 50 requests at a time.
     """
-    out = audited(folder, pairs)
-    (out / COPY).unlink(missing_ok=True)
-    for start in ("after the audit", "again"):
-        print(json.dumps({"start": start, **measure(out, pairs, seconds)}, indent=1), flush=True)
+    print(json.dumps(measure(audited(folder, pairs), pairs, seconds), indent=1))
 
 
 if __name__ == "__main__":

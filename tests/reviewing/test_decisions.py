@@ -10,15 +10,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mispair.errors import DamagedError, DataError, InvalidValueError
-from mispair.reviewing import decisions as module
-from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict, _decision
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
 from refusals import refused
 
 
@@ -108,30 +106,22 @@ def test_the_last_decision_that_was_not_undone_counts(
     decisions.close()
 
 
-def test_of_many_decisions_those_that_change_are_read(decisions: Decisions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_read_since_a_row(decisions: Decisions) -> None:
     other = Decisions(decisions.path)
     decisions.add([keep(str(number), "imported") for number in range(50)])
-    assert len(other.current) == 50
-    read: list[int] = []
-
-    def reading(number: int, *values: Any) -> Decision:
-        read.append(number)
-        return _decision(number, *values)
-
-    monkeypatch.setattr(module, "_decision", reading)
     decisions.add([drop("7"), drop("new")])
-    assert not read
-    assert other.current == decisions.current
-    assert read == [8, 51, 52]  # all decisions on these two pairs
-    read.clear()
+    last, changed = other.since(50)
+    assert (last, {name: one and one.verdict for name, one in changed.items()}) == (
+        52,
+        {"7": Verdict.DROP, "new": Verdict.DROP},
+    )
     assert [one.id for one in other.undo("s")] == ["7", "new"]
-    assert read == [51, 52, 8]
-    read.clear()
-    decisions.add([keep("9")])  # without having looked at what was undone
-    assert read == [8, 10, 55]
-    assert other.current == decisions.current == Decisions(decisions.path).current
-    assert decisions.current["7"].verdict is Verdict.KEEP
-    assert "new" not in decisions.current
+    last, changed = decisions.since(last)
+    assert (last, {name: one and one.verdict for name, one in changed.items()}) == (
+        54,
+        {"7": Verdict.KEEP, "new": None},
+    )
+    assert decisions.since(last) == (last, {})
 
 
 def test_two_processes_and_many_threads_lose_nothing(tmp_path: Path) -> None:

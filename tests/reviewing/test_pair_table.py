@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import DamagedError
-from mispair.reviewing import pair_table
 from mispair.reviewing.pair_table import Filter, PairTable
 from refusals import refused
 
@@ -93,49 +92,35 @@ def by_hand(columns: dict[str, list[Any]], wanted: Filter) -> list[int]:
     return sorted(rows, key=keys.get(wanted.sort, lambda row: abs(np.float32(score[row]) - np.float32(0.5))))
 
 
-@given(columns=audits(), wanted=st.lists(filters, min_size=1, max_size=12), batch=st.sampled_from([1, 3, 64]))
+@given(columns=audits(), wanted=st.lists(filters, min_size=1, max_size=12))
 def test_a_filter_lets_through_what_it_says(
-    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]], wanted: list[Filter], batch: int
+    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]], wanted: list[Filter]
 ) -> None:
     folder = tmp_path_factory.mktemp("audit")
     kinds = {"match_score": pyarrow.float32(), "is_mismatch": pyarrow.bool_()}
     table = {name: pyarrow.array(cells, kinds.get(name, pyarrow.string())) for name, cells in columns.items()}
     pyarrow.parquet.write_table(pyarrow.table(table), folder / "pairs.parquet", row_group_size=5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_table, "BATCH", batch)
-        found = PairTable(folder)
-        with ThreadPoolExecutor(4) as pool:  # more filters than it remembers
-            selected = list(pool.map(lambda one: found.select(one).tolist(), wanted * 3))
+    found = PairTable(folder)
+    with ThreadPoolExecutor(4) as pool:  # more filters than it remembers
+        selected = list(pool.map(lambda one: found.select(one).tolist(), wanted * 3))
     assert selected == [by_hand(columns, one) for one in wanted] * 3
 
 
-@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=30), asked=st.sampled_from([1, 7, 900]))
-def test_texts_are_found_by_row_and_rows_by_id(
-    tmp_path_factory: pytest.TempPathFactory, counts: list[int], asked: int
-) -> None:
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=30))
+def test_texts_are_found_by_row_and_rows_by_id(tmp_path_factory: pytest.TempPathFactory, counts: list[int]) -> None:
     """Ids that are there several times mean their first row."""
     folder, ids = tmp_path_factory.mktemp("audit"), [f"{count}\0'{count}" for count in counts]
     found = {"id": ids, "status": ["ok"] * len(ids), "match_score": [0.5] * len(ids), "is_mismatch": [True] * len(ids)}
     pyarrow.parquet.write_table(pyarrow.table({**found, "caption": [None, *ids[1:]]}), folder / "pairs.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_table, "ASKED", asked)
-        table = PairTable(folder)
-        rows = [*range(len(ids))][::-1]
-        assert [(pair.row, pair.id, pair.caption, pair.image) for pair in table.read(rows)] == [
-            (row, ids[row], ids[row] if row else "", "") for row in rows
-        ]
-        assert table.find([*dict.fromkeys(ids), "none"]) == {name: ids.index(name) for name in ids}
-        assert table.is_of({"id": pyarrow.array(ids), "image": pyarrow.array(ids)})
-        assert not table.is_of({"id": pyarrow.array([*ids[:-1], "none"])})
-        assert not table.is_of({"id": pyarrow.array([*ids, "none"])})
-
-
-def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_audit(tmp_path, "a", 10**18)
-    monkeypatch.setattr(os, "access", lambda *_: False)
-    table = PairTable(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.parquet", "suggestions.parquet"]
-    assert table.find(["b"]) == {"b": 1}
+    table = PairTable(folder)
+    rows = [*range(len(ids))][::-1]
+    assert [(pair.row, pair.id, pair.caption, pair.image) for pair in table.read(rows)] == [
+        (row, ids[row], ids[row] if row else "", "") for row in rows
+    ]
+    assert table.find([*dict.fromkeys(ids), "none"]) == {name: ids.index(name) for name in ids}
+    assert table.is_of({"id": pyarrow.array(ids), "image": pyarrow.array(ids)})
+    assert not table.is_of({"id": pyarrow.array([*ids[:-1], "none"])})
+    assert not table.is_of({"id": pyarrow.array([*ids, "none"])})
 
 
 def test_suggestions_are_found_by_row(tmp_path: Path) -> None:

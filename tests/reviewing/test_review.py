@@ -24,7 +24,7 @@ from mispair.errors import (
     NotFoundError,
     ShapeError,
 )
-from mispair.reviewing import noise_estimate, pair_table
+from mispair.reviewing import noise_estimate
 from mispair.reviewing import review as review_module
 from mispair.reviewing.decisions import Decision, Decisions, Mode, Verdict
 from mispair.reviewing.pair_table import Filter, PairTable
@@ -53,29 +53,24 @@ filters = st.builds(
 )
 
 
-@given(wanted=filters, batch=st.sampled_from([7, 16, 1 << 16]))
+@given(wanted=filters)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_filter_lets_through_what_it_says(
-    tmp_path_factory: pytest.TempPathFactory, wanted: Filter, batch: int
-) -> None:
-    folder = write_audit(tmp_path_factory.mktemp("audit"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pair_table, "BATCH", batch)
-        table = PairTable(folder)
-        pairs = table.read(range(60))
-        score = np.arange(60, dtype=np.float32) / 60
-        expected = [
-            row
-            for row in range(60)
-            if wanted.low <= score[row] <= wanted.high
-            and (score[row] < 0.5 or not wanted.flagged)
-            and (not wanted.reason or wanted.reason in (pairs[row].reason, *pairs[row].reasons.split("; ")))
-            and (wanted.text.lower() in pairs[row].caption.lower() or wanted.text.lower() in pairs[row].id.lower())
-        ]
-        keys = {"score": score, "-score": -score, "doubt": abs(score - 0.5), "row": np.arange(60)}[wanted.sort]
-        expected.sort(key=lambda row: keys[row])
-        assert table.select(wanted).tolist() == expected
-        assert table.select(wanted).tolist() == expected  # remembered
+def test_a_filter_lets_through_what_it_says(tmp_path_factory: pytest.TempPathFactory, wanted: Filter) -> None:
+    table = PairTable(write_audit(tmp_path_factory.mktemp("audit")))
+    pairs = table.read(range(60))
+    score = np.arange(60, dtype=np.float32) / 60
+    expected = [
+        row
+        for row in range(60)
+        if wanted.low <= score[row] <= wanted.high
+        and (score[row] < 0.5 or not wanted.flagged)
+        and (not wanted.reason or wanted.reason in (pairs[row].reason, *pairs[row].reasons.split("; ")))
+        and (wanted.text.lower() in pairs[row].caption.lower() or wanted.text.lower() in pairs[row].id.lower())
+    ]
+    keys = {"score": score, "-score": -score, "doubt": abs(score - 0.5), "row": np.arange(60)}[wanted.sort]
+    expected.sort(key=lambda row: keys[row])
+    assert table.select(wanted).tolist() == expected
+    assert table.select(wanted).tolist() == expected  # remembered
 
 
 def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
@@ -105,32 +100,6 @@ def test_reasons_are_counted_and_shown_each(review: Review) -> None:
     assert counts["caption is empty"] == 6
     assert counts["other items fit either side better"] == 15
     assert review.view(10).reasons == ["other items fit either side better", "caption is empty", "image is tiny"]
-
-
-def test_the_copy_follows_the_table(tmp_path: Path) -> None:
-    folder = write_audit(tmp_path, 20)
-    assert len(PairTable(folder)) == 20
-    write_audit(tmp_path, 30)
-    assert len(PairTable(folder)) == 30
-    whole = (folder / pair_table.COPY).read_bytes()
-    (folder / pair_table.COPY).write_bytes(b"damaged")
-    assert len(PairTable(folder)) == 30
-    assert (folder / pair_table.COPY).read_bytes() == whole
-
-
-@given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
-@settings(max_examples=10, deadline=None)
-def test_a_flipped_bit_of_the_copy_makes_it_anew(
-    tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
-) -> None:
-    folder = write_audit(tmp_path_factory.mktemp("audit"), 8)
-    PairTable(folder)
-    whole = (folder / pair_table.COPY).read_bytes()
-    content = bytearray(whole)
-    content[place % len(content)] ^= 1 << bit
-    (folder / pair_table.COPY).write_bytes(content)
-    PairTable(folder)
-    assert (folder / pair_table.COPY).read_bytes() == whole
 
 
 def test_a_folder_that_is_no_audit_is_refused(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_after_the_server_has_ended_all_decisions_are_in_the_one_file(page: Test
     with page:
         page.get("/")
         decide(page, "/?", row="1", verdict="keep")
-    assert sorted(path.name for path in review.folder.glob("*.sqlite*")) == ["decisions.sqlite", "review.sqlite"]
+    assert sorted(path.name for path in review.folder.glob("*.sqlite*")) == ["decisions.sqlite"]
 
 
 def test_a_browser_without_cookies_undoes_nothing(review: Review, page: TestClient) -> None:

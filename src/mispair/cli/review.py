@@ -54,7 +54,7 @@ def review(
 
     name = reviewer or _user()
     if import_decisions is not None:
-        opened = Review(out, console=console())
+        opened = Review(out)
         count = read_decisions(
             opened.decisions, import_decisions, name, opened.table, takes_captions=opened.data.takes_captions
         )
@@ -66,7 +66,7 @@ def review(
     if export_decisions is not None or import_decisions is not None:
         return 0
     spare_memory()
-    page = ReviewPage(out, images=images, port=port, host=host, reviewer=name, console=console())
+    page = ReviewPage(out, images=images, port=port, host=host, reviewer=name)
     say(f"Review of {out}: {page.url}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
     if host in EVERYWHERE:
         say(f"On other machines write this machine's name or address in the place of {host}.", flush=True)

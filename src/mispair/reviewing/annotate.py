@@ -210,7 +210,7 @@ def annotate(
     budget = Budget(half_width, price_per_call, limit, calls, rate, workers)
     place, image_folder = audit_folder(audit, folder, images)
     one = annotator if isinstance(annotator, Annotator) else Function(annotator)
-    review = Review(place, image_folder, console)
+    review = Review(place, image_folder)
     try:
         run = _Run(review, one, budget)
         forecast = run.forecast()

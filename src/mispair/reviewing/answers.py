@@ -32,25 +32,15 @@ class AnswerKind(StrEnum):
 
 @dataclass(frozen=True)
 class Answer:
-    """An annotator's answer on one pair.
+    """An annotator's answer on one pair."""
 
-    Attributes:
-        question: Hash of the annotator, the prompt, the image and the caption.
-        annotator: Which annotator and prompt.
-        name: The annotator as the page shows it.
-        id: The pair.
-        caption: Its caption, as it was asked about.
-        kind: What was answered.
-        text: The beginning of what was said.
-    """
-
-    question: str
-    annotator: str
-    name: str
-    id: str
-    caption: str
+    question: str  # hash of the annotator, the prompt, the image and the caption
+    annotator: str  # which annotator and prompt
+    name: str  # of the annotator, as the page shows it
+    id: str  # of the pair
+    caption: str  # of the pair, as it was asked about
     kind: AnswerKind
-    text: str = ""
+    text: str = ""  # the beginning of the reply
 
 
 _COLUMNS = "question, annotator, name, id, caption, kind, text"
@@ -58,15 +48,6 @@ _COLUMNS = "question, annotator, name, id, caption, kind, text"
 
 class Answers(ReviewFile):
     """The answers on the pairs of an audit."""
-
-    tables = (
-        "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY AUTOINCREMENT, "
-        f"{_COLUMNS.replace(',', ' TEXT NOT NULL,')} TEXT NOT NULL, time TEXT NOT NULL)",
-        "CREATE INDEX IF NOT EXISTS questions ON answers (question)",
-        "CREATE INDEX IF NOT EXISTS answered ON answers (id)",
-        "CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL, "
-        "price REAL NOT NULL)",
-    )
 
     def add(self, answer: Answer) -> None:
         """Write an answer; it is on the disk when this returns."""
@@ -78,29 +59,22 @@ class Answers(ReviewFile):
 
     def get(self, question: str) -> Answer | None:
         """The answer to a question that need not be asked again."""
-        with self._safely():
-            row = self._file.execute(
-                f"SELECT {_COLUMNS} FROM answers WHERE question = ? AND kind != ? ORDER BY number DESC LIMIT 1",
-                (question, AnswerKind.FAILED),
-            ).fetchone()
-        return None if row is None else _answer(*row)
+        found = self._select("question = ? AND kind != ? ORDER BY number DESC LIMIT 1", question, AnswerKind.FAILED)
+        return found[0] if found else None
 
     def on(self, name: str) -> list[Answer]:
-        """The last answer of each annotator on a pair, that of the one that was asked last first."""
+        """The last answer of each annotator on a pair, the newest first."""
         last = "SELECT max(number) FROM answers WHERE id = ? GROUP BY annotator"
-        with self._safely():
-            rows = self._file.execute(
-                f"SELECT {_COLUMNS} FROM answers WHERE number IN ({last}) ORDER BY number DESC", (name,)
-            )
-            return [_answer(*row) for row in rows.fetchall()]
+        return self._select(f"number IN ({last}) ORDER BY number DESC", name)
 
     def of(self, annotator: str | None) -> dict[str, Answer]:
         """The last answer of an annotator on each pair, by its id."""
+        return {answer.id: answer for answer in self._select("annotator = ? ORDER BY number", annotator)}
+
+    def _select(self, condition: str, *values: str | None) -> list[Answer]:
         with self._safely():
-            rows = self._file.execute(
-                f"SELECT {_COLUMNS} FROM answers WHERE annotator = ? ORDER BY number", (annotator,)
-            )
-            return {answer.id: answer for answer in (_answer(*row) for row in rows.fetchall())}
+            rows = self._file.execute(f"SELECT {_COLUMNS} FROM answers WHERE {condition}", values).fetchall()
+        return [_answer(*row) for row in rows]
 
     @property
     def last(self) -> tuple[int, str | None]:
@@ -111,7 +85,7 @@ class Answers(ReviewFile):
 
     @property
     def spent(self) -> float:
-        """What all calls cost."""
+        """The price of all calls."""
         with self._safely():
             return float(self._file.execute("SELECT total(price) FROM calls").fetchone()[0])
 
@@ -125,8 +99,8 @@ class Answers(ReviewFile):
 
         Args:
             annotator: Whose call.
-            price: What it costs.
-            limit: The most that all calls of the file may cost.
+            price: Of the call.
+            limit: The highest price of all calls of the file.
             most_calls: The most calls of this annotator.
         """
         with self._transaction():

@@ -11,29 +11,20 @@ import numpy as np
 
 from mispair.auditing.inputs import AuditInput
 from mispair.errors import ChangedError
-from mispair.pairs.row_ids import Texts
 from mispair.reviewing.decisions import read_answers, read_partnered
-from mispair.reviewing.pair_table import audit_columns, audit_schema
+from mispair.reviewing.pair_table import read_audit, texts
 from mispair.reviewing.reviewed import first_rows, known_columns
 
 
 @dataclass(frozen=True)
 class Changes:
-    """How the verdicts of two audits differ, over the pairs that both have.
+    """How the verdicts of two audits differ, over the pairs that both have."""
 
-    Attributes:
-        answers: Decisions that the second audit has learned from.
-        gone: Decisions on pairs that it does not have.
-        flagged: Pairs that only the second flags.
-        cleared: Pairs that only the first flags.
-        moved: Mean change of the match score, over the pairs that nobody has decided on.
-    """
-
-    answers: int
-    gone: int
-    flagged: int
-    cleared: int
-    moved: float
+    answers: int  # decisions that the second audit has learned from
+    gone: int  # decisions on pairs that it does not have
+    flagged: int  # pairs that only the second flags
+    cleared: int  # pairs that only the first flags
+    moved: float  # mean change of the match score, over the pairs that nobody has decided on
 
     def sentence(self) -> str:
         gone = f" ({self.gone:,} more are on pairs that are gone)" if self.gone else ""
@@ -45,18 +36,18 @@ class Changes:
 
 def compare(before: Path, now: Path) -> Changes:
     """Compare two outputs of audits of the same data, to which pairs may have been added and from which removed."""
-    first, second = (audit_columns(audit, "id", "match_score", "is_mismatch") for audit in (before, now))
-    known, there = first_rows(first["id"]), first_rows(second["id"])
+    first, second = read_audit(before, "id"), read_audit(now, "id")
+    known, there = (first_rows(audit["id"].to_pylist()) for audit in (first, second))
     both = [name for name in there if name in known]
     answers = read_answers(before)
     gone = answers.keys() - there.keys()
 
-    def change(column: str, kind: type[np.generic]) -> Any:
+    def change(column: str) -> Any:
         """(B,) the values now less those before."""
-        old, new = (np.array(audit[column], kind).astype(np.float32) for audit in (first, second))
+        old, new = (np.asarray(audit[column].cast("float32")) for audit in (first, second))
         return new[[there[name] for name in both]] - old[[known[name] for name in both]]
 
-    flagged, moved = change("is_mismatch", np.bool_), np.abs(change("match_score", np.float32))
+    flagged, moved = change("is_mismatch"), np.abs(change("match_score"))
     moved = moved[np.array([name not in answers for name in both], bool)]
     return Changes(
         len(answers) - len(gone),
@@ -68,15 +59,12 @@ def compare(before: Path, now: Path) -> Changes:
 
 
 def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
-    """Refuse decisions on other pairs than those of a data set, before these are encoded.
+    """Ids of pairs that were decided on, or lent a partner, and are gone.
 
     Args:
         before: The audit that was reviewed.
-        data: What is audited now. Pairs may have been added and removed, unless neither images nor captions are known.
-        how: What else to do.
-
-    Returns:
-        Ids of pairs that were decided on, or that lent a partner, and are gone.
+        data: The data to audit now. Pairs may have been added and removed, if images or captions are known.
+        how: Another way out, for the message.
 
     Raises:
         ChangedError: The pairs are others, or one that was decided on has changed since.
@@ -85,8 +73,9 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
         return ()
     pairs = data.open(device="cpu")
     columns = known_columns(pairs)
-    ids, old_ids = columns["id"].to_pylist(), audit_columns(before, "id")["id"]
-    compared = [what for what in ("image", "caption") if what in audit_schema(before) and what in columns]
+    audited = read_audit(before, "image", "caption")
+    ids, old_ids = columns["id"].to_pylist(), audited["id"].to_pylist()
+    compared = [what for what in ("image", "caption") if what in audited.column_names and what in columns]
     decided = set(read_answers(before)).union(*read_partnered(before))
     now = {name: row for name, row in first_rows(ids).items() if name in decided}
     other = not compared and old_ids != ids  # then a number may mean another pair
@@ -95,12 +84,14 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
         raise ChangedError(f"{pairs.name} holds other pairs", where=before, advice=advice)
     then = {name: row for name, row in first_rows(old_ids).items() if name in now}
     for what in compared:
-        old = audit_columns(before, what)[what]
-        new = Texts(columns[what])(np.array([now[name] for name in then], dtype=np.int64))
-        for (name, row), found in zip(then.items(), new, strict=True):
-            if (old[row] or "") != (found or ""):
+        old, new = (
+            texts(column).take(np.array([*rows.values()], dtype=np.int64)).fill_null("").to_pylist()
+            for column, rows in ((audited[what], then), (columns[what], {name: now[name] for name in then}))
+        )
+        for name, was, found in zip(then, old, new, strict=True):
+            if was != found:
                 raise ChangedError(
-                    f"the {what} of {name!r} was {old[row]!r} when it was decided on, and is {found!r} now",
+                    f"the {what} of {name!r} was {was!r} when it was decided on, and is {found!r} now",
                     where=before,
                     advice=f"Decide that you are unsure of it, or {how}",
                 )

@@ -16,13 +16,11 @@ from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
 from mispair.errors import ExistsError, InvalidValueError, MissingPackageError
 from mispair.pairs.result_tables import write_table
 from mispair.reviewing.decisions import FILE, Decision, read_current
-from mispair.reviewing.pair_table import audit_columns
+from mispair.reviewing.pair_table import read_audit
 from mispair.reviewing.review import Review
 from mispair.support.extras import install_command
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mispair.auditing.audit import Audit
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -39,7 +37,6 @@ class ReviewPage:
         port: Of the page; None for a free one.
         host: Address to listen at. Unless it is this machine alone, the page asks for a token.
         reviewer: Name beside the decisions.
-        console: Where the import of the audit's table shows its progress.
 
     Attributes:
         folder: The same.
@@ -59,7 +56,6 @@ class ReviewPage:
         port: int | None = None,
         host: str = "127.0.0.1",
         reviewer: str = "",
-        console: Console | None = None,
     ) -> None:
         try:
             import uvicorn
@@ -74,7 +70,7 @@ class ReviewPage:
         self.folder = folder
         token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self.url = f"http://{in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
-        self._review = Review(folder, images, console)
+        self._review = Review(folder, images)
         self.images_gone = self._review.images_gone
         app = make_app(self._review, names_of(host, port), token, reviewer)
         self._server = uvicorn.Server(
@@ -164,7 +160,7 @@ def audit_folder(
 def _written(audit: Audit, folder: Path) -> Path:
     """The folder with the tables of an audit in memory; decisions on an equal one stay."""
     if (folder / TABLE).exists():
-        is_other = audit_columns(folder, "id")["id"] != audit.table.column("id").to_pylist()
+        is_other = read_audit(folder, "id")["id"].to_pylist() != audit.table.column("id").to_pylist()
         if is_other or (folder / AUDIT.mark).exists():
             raise ExistsError("an audit is there already", where=folder, advice="Give another folder")
     folder.mkdir(parents=True, exist_ok=True)

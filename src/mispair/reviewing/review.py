@@ -33,8 +33,6 @@ from mispair.reviewing.noise_estimate import (
 from mispair.reviewing.pair_table import SEPARATOR, Filter, Pair, PairTable, Rows, Suggestion
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mispair.pairs.source import Source
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
@@ -123,16 +121,15 @@ class Review:
     Args:
         folder: The output of an audit; decisions are written to `decisions.sqlite` in it.
         images: Folder of the images, if they have been moved since the audit.
-        console: Where the import of the table shows its progress.
 
     Raises:
         DataError: The folder is no output of an audit, or cannot be written.
     """
 
-    def __init__(self, folder: Path, images: Path | None = None, console: Console | None = None) -> None:
+    def __init__(self, folder: Path, images: Path | None = None) -> None:
         self.folder = folder
         self.data = AuditedData(folder, images, self._is_audited)
-        self.table = PairTable(folder, console)
+        self.table = PairTable(folder)
         self.summary = AuditSummary.read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
         self.decisions = Decisions(folder / FILE)
         self.answers = Answers(folder / FILE)
@@ -145,7 +142,6 @@ class Review:
     def close(self) -> None:
         self.decisions.close()
         self.answers.close()
-        self.table.close()
 
     # Showing
 

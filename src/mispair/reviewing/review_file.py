@@ -1,6 +1,6 @@
 """The SQLite file of a review, with the decisions of people and the answers of annotators.
 
-What is written is on the disk before the call that writes it returns.
+A call that writes returns when the rows are on the disk.
 """
 
 from __future__ import annotations
@@ -10,26 +10,35 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import ClassVar
 
 from mispair.errors import DamagedError, DataError
 
 VERSION = 2  # of all tables
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT NULL, "
+    "undoes INTEGER, id TEXT NOT NULL, verdict TEXT NOT NULL, replaced TEXT NOT NULL, partner TEXT NOT NULL, "
+    "caption TEXT NOT NULL, reviewer TEXT NOT NULL, accepted TEXT NOT NULL, session TEXT NOT NULL, "
+    "mode TEXT NOT NULL, inclusion REAL, draw TEXT NOT NULL, time TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS decided ON decisions (id)",
+    "CREATE INDEX IF NOT EXISTS undone ON decisions (undoes) WHERE undoes IS NOT NULL",
+    "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY AUTOINCREMENT, question TEXT NOT NULL, "
+    "annotator TEXT NOT NULL, name TEXT NOT NULL, id TEXT NOT NULL, caption TEXT NOT NULL, kind TEXT NOT NULL, "
+    "text TEXT NOT NULL, time TEXT NOT NULL)",
+    "CREATE INDEX IF NOT EXISTS questions ON answers (question)",
+    "CREATE INDEX IF NOT EXISTS answered ON answers (id)",
+    "CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL, "
+    "price REAL NOT NULL)",
+)
 
 
 class ReviewFile:
-    """Some tables of the file, which is made if needed. Threads and processes see what each other writes.
-
-    Attributes:
-        path: The file.
-        tables: What makes the tables where there are none.
+    """A connection to the file, for any thread. Creates the file if needed.
 
     Raises:
-        DamagedError: The file is something else.
-        DataError: It cannot be written.
+        DamagedError: The file is no review, or one of another version.
+        DataError: The file cannot be written.
     """
-
-    tables: ClassVar[tuple[str, ...]]
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,19 +49,18 @@ class ReviewFile:
                 self._file.execute("PRAGMA journal_mode = WAL")
                 self._file.execute("PRAGMA synchronous = FULL")  # on the disk before a transaction ends
                 self._create()
-                self._follow()
             except BaseException:
                 self._file.close()
                 raise
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
-        """Let one thread in at a time; errors of SQLite become ours."""
+        """Let one thread in at a time; turn errors of SQLite into ours."""
         with self._lock:
             try:
                 yield
             except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it tells more than we say
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended code
                 damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
                 advice = (
                     "Copy the audit to a folder that can be written"
@@ -64,7 +72,7 @@ class ReviewFile:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Write all that is inside to the disk, or nothing."""
+        """Write everything inside to the disk, or nothing."""
         with self._safely():
             self._file.execute("BEGIN IMMEDIATE")
             try:
@@ -81,12 +89,9 @@ class ReviewFile:
             what, expected = f"these decisions are of version {version}", f"version {VERSION}"
             raise DamagedError(what, where=self.path, expected=expected, advice="Update mispair")
         with self._transaction():
-            for table in self.tables:
+            for table in _TABLES:
                 self._file.execute(table)
             self._file.execute(f"PRAGMA user_version = {VERSION}")
-
-    def _follow(self) -> None:
-        """Read what another process has added."""
 
     def close(self) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
 from mispair.reviewing.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
-from mispair.reviewing.pair_table import PairTable, audit_schema
+from mispair.reviewing.pair_table import PairTable, read_audit
 from mispair.support.files import read_regular, write_atomically
 from mispair.support.formatting import listed
 
@@ -37,7 +37,7 @@ def write_decisions(audit: Path, path: Path) -> int:
     Raises:
         DataError: The folder holds no audit, or the decisions are damaged.
     """
-    audit_schema(audit)
+    read_audit(audit, "id")
     file = audit / FILE
     current = read_current(file) if file.exists() else {}
     write_atomically(path, decisions_csv(current.values()))

@@ -265,9 +265,6 @@ def draw_to_check(
     """Writes random rows for people to check, and returns how many: id, what else the table says, an empty `right`.
 
     The scores are left out: who sees them agrees with them.
-
-    Raises:
-        DataError: The table cannot be read, or the file is there.
     """
     source = open_scores(Path(scores), score)
     if path.exists() and not overwrite:

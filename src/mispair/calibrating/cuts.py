@@ -89,9 +89,6 @@ class Ranked:
             keep: At most so many pairs are kept.
             probability: Each kept pair matches with this probability or more.
             least: Each kept pair has this score or more.
-
-        Raises:
-            ConfigError: Not exactly one is given, it is out of range, or there is no such cut.
         """
         wishes = {"purity": purity, "keep": keep, "probability": probability, "least": least}
         if len(given := [f"`{name}`" for name, value in wishes.items() if value is not None]) != 1:

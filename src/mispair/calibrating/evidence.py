@@ -22,7 +22,7 @@ from mispair.auditing.summary import NoiseEstimate, proportion_limits, share_int
 from mispair.errors import ConflictError, TooFewError
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
-from mispair.reviewing.noise_estimate import FOLDS, LEAST, PRIOR, no_surprise, recalibrate
+from mispair.reviewing.noise_estimate import FOLDS, LEAST, no_surprise, recalibrate
 from mispair.support.formatting import percent
 
 LEAST_PAIRS, LEAST_SHUFFLED = 50, 100
@@ -94,10 +94,6 @@ def by_shuffled(
         shuffled: (s, m) of shuffled pairs.
         columns: Names of the columns.
         close: (c, m) of pairs with the partner of a look-alike.
-
-    Raises:
-        TooFewError: There are too few pairs.
-        ConflictError: The shuffled pairs score as high as the others.
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     _enough(len(shuffled), LEAST_SHUFFLED, "shuffled pairs")
@@ -161,10 +157,6 @@ def by_vectors(
         right: (n, D) of the other.
         column: Name of the score.
         seed: Of the shuffled pairs.
-
-    Raises:
-        TooFewError: There are too few pairs.
-        ConflictError: The score is not the cosine of these vectors.
     """
     _enough(len(score), LEAST_PAIRS, "pairs with a score")
     alike = 0.0
@@ -246,9 +238,6 @@ def by_audit(
         rate: Its noise rate, and both ends of its interval.
         columns: Names of the columns.
         at_most: Largest share of mismatched pairs that the audit cannot rule out.
-
-    Raises:
-        ConflictError: The scores have nothing to do with the audit.
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     order, _ = _fitted(scores, scores, match, columns, "the audit")
@@ -327,10 +316,6 @@ def by_checked(
         columns: Names of the columns.
         stands_for: (k,) how many pairs each stands for, up to a factor; equally many by default.
         base: Probabilities to begin with, of another kind of evidence; by default the checked pairs give them.
-
-    Raises:
-        TooFewError: There are too few of them.
-        ConflictError: The scores do not tell right from wrong pairs.
     """
     _enough(len(rows), min(LEAST, len(scores)), "checked pairs")
     wrong = 1.0 - matched.astype(np.float64)
@@ -395,10 +380,7 @@ def rate_of_checked(
         squares = p * (1 - p) + (p - expected[rows]) ** 2
         return float(probability(slope * log_odds + shift).mean()), float(missed @ squares)
 
-    observed, modelled = float(((1 - inclusion) * error**2).sum()), at(offset)[1]
-    # As in a review: at first the variance is mostly the expected one, and errors that happen to be small do not count.
-    factor = max(1.0, (k * observed / modelled + PRIOR) / (k + PRIOR)) if modelled else 0.0
-    return no_surprise(k, rate, at, factor, n)
+    return no_surprise(k, rate, at, offset, float(((1 - inclusion) * error**2).sum()), n)
 
 
 def disagreement(views: Sequence[View]) -> str:

@@ -47,12 +47,7 @@ class Scored:
 
 
 def open_scored(path: Path, score: str | None = None) -> Scored:
-    """A calibration or an audit, or a table with a column of scores.
-
-    Raises:
-        DataError: It is none of them, or its data has changed since.
-        ConfigError: A column is named for what has one, or not named for a table.
-    """
+    """A calibration or an audit, or a table with a column of scores."""
     if path.is_dir() and (path / CALIBRATION.mark).exists():
         found = _of_calibration(path)
     elif path.is_dir() and (path / AUDIT.mark).exists():
@@ -117,10 +112,6 @@ def choose(scored: Scored, by: str | None = None, **wish: Any) -> Kept:
     """Applies a cut, one of those of `Ranked.cut`, to the pairs of each source by itself if a column is given.
 
     A source has its own noise rate, so its probabilities are those of all pairs at that rate (see `at_rate`).
-
-    Raises:
-        ConfigError: There is no such column or cut, or the scores have no probabilities.
-        TooFewError: Nothing is kept.
     """
     if scored.match is None and (wish.get("purity") is not None or wish.get("probability") is not None):
         advice = "Calibrate the scores first (mispair calibrate)."
@@ -160,12 +151,7 @@ def write_kept(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Writes the kept pairs: a copy in the layout of the data, a mask, or the uids as DataComp reads them.
-
-    Raises:
-        ConfigError: No place is given, or the copy would lie in the data.
-        DataError: A place is taken or cannot be written, or the ids are no uids of DataComp.
-    """
+    """Writes the kept pairs: a copy in the layout of the data, a mask, or the uids as DataComp reads them."""
     arrays: dict[Path, npt.NDArray[Any]] = {} if mask_file is None else {mask_file: mask}
     if uids is not None:
         named = source.table is not None and source.table.find("id") is not None  # numbers of rows would be uids, too

@@ -34,21 +34,13 @@ SCORE = "score"  # name of the column of an array
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of N pairs.
+    """Scores of N pairs."""
 
-    Attributes:
-        columns: Their names.
-        values: (N, columns); NaN where there is none.
-        table: The table that they are from; None for an array.
-        names: Ids of the rows.
-        path: File or folder of the table.
-    """
-
-    columns: tuple[str, ...]
-    values: FloatArray
-    table: Table | None = None
-    names: RowIds = field(default_factory=RowIds)
-    path: Path | None = None
+    columns: tuple[str, ...]  # their names
+    values: FloatArray  # (N, columns); NaN where there is none
+    table: Table | None = None  # the table that they are from; None for an array
+    names: RowIds = field(default_factory=RowIds)  # ids of the rows
+    path: Path | None = None  # file or folder of the table
 
     def __len__(self) -> int:
         return len(self.values)
@@ -65,20 +57,12 @@ class Scores:
         return pyarrow.array(np.arange(len(self))).cast(pyarrow.string()) if self.names.ids is None else self.names.ids
 
     def find(self, ids: Sequence[str]) -> IntArray:
-        """The first rows with these ids.
-
-        Raises:
-            NotFoundError: Some are not there.
-        """
+        """The first rows with these ids."""
         return row_ids.find(self.names.ids, ids, len(self), self.name)
 
 
 def open_scores(given: Any, columns: Sequence[str]) -> Scores:
-    """Columns of a table, of a path or of an array.
-
-    Raises:
-        DataError: It cannot be read, a column is missing, or a cell is no number.
-    """
+    """Columns of a table, of a path or of an array."""
     path = Path(given) if isinstance(given, str | Path) else None
     if path is not None:
         table = open_score_table(path)
@@ -111,12 +95,7 @@ def open_score_table(path: Path) -> Table:
 
 
 def numbers(table: Table, column: str) -> FloatArray:
-    """(N,) a column as numbers; NaN where a cell is empty or no finite number.
-
-    Raises:
-        NotFoundError: There is no such column.
-        ShapeError: A cell is no number.
-    """
+    """(N,) a column as numbers; NaN where a cell is empty or no finite number."""
     import pyarrow
     import pyarrow.compute as compute
 
@@ -143,11 +122,7 @@ def _finite(values: FloatArray) -> FloatArray:
 
 
 def open_vectors(given: Any, name: str, rows: int) -> npt.NDArray[Any]:
-    """Vectors (N, D) of an .npy file or in memory.
-
-    Raises:
-        ShapeError: They are no vectors, or not one a row.
-    """
+    """Vectors (N, D) of an .npy file or in memory."""
     path = isinstance(given, str | Path)
     vectors = open_array(given, 2, kind="vector") if path else np.asarray(as_vectors(given))
     if vectors.ndim != 2 or len(vectors) != rows:
@@ -159,11 +134,7 @@ def open_vectors(given: Any, name: str, rows: int) -> npt.NDArray[Any]:
 
 
 def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tuple[float, float, float], float]:
-    """(N,) match scores of an audit by row, its noise rate with both ends of its interval, and what may hide from it.
-
-    Raises:
-        DataError: There is no such audit, or it is of other rows.
-    """
+    """(N,) match scores of an audit by row, its noise rate with both ends of its interval, and its `at_most`."""
     if isinstance(audit, str | Path):
         folder = Path(audit)
         summary, match = AuditSummary.read(folder / SUMMARY), AuditColumns.read(folder).match_score
@@ -205,11 +176,7 @@ class Checked:
 
 
 def checked_rows(source: Scores, checked: Mapping[str, bool] | npt.ArrayLike | str | Path) -> Checked:
-    """The checked rows of a column, a CSV, a review, a mapping or an array.
-
-    Raises:
-        DataError: They cannot be read, or are not among the pairs.
-    """
+    """The checked rows of a column, a CSV, a review, a mapping or an array."""
     if isinstance(checked, str | Path):
         if source.table is not None and str(checked) in source.table.columns:
             where = source.table.parts[0].path
@@ -238,9 +205,6 @@ def _decided(source: Scores, audit: Path) -> Checked:
 
     The review notes with which probability a pair was among the first j drawn ones, as it was the j-th. That is
     proportional to j in expectation, so that the pair stands for j / probability pairs, up to a factor.
-
-    Raises:
-        DataError: They cannot be read, or none was drawn.
     """
     decisions = sorted(read_current(audit / FILE).values(), key=lambda one: one.number)
     drawn = [one for one in decisions if one.mode == Mode.RATE and one.inclusion]

@@ -53,9 +53,7 @@ def calibrate(
         count = draw_to_check(table, score, draw, overwrite=overwrite)
         say(f"{draw} has {count:,} random rows. Write yes or no into its column right, then give --checked {draw}.")
         return 0
-    found = calibrate_scores(
-        table, score, left=left, right=right, shuffled=shuffled, audit=audit, checked=checked
-    )  # fmt: skip
+    found = calibrate_scores(table, score, left=left, right=right, shuffled=shuffled, audit=audit, checked=checked)
     cut = None if purity is None and keep is None else found.cut(purity=purity, keep=keep)
     found.write(out, cut, overwrite=overwrite, command=shlex.join(["mispair", *sys.argv[1:]]))
     if json:

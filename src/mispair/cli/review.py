@@ -6,6 +6,7 @@ import getpass
 import os
 import sys
 import webbrowser
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -54,11 +55,9 @@ def review(
 
     name = reviewer or _user()
     if import_decisions is not None:
-        opened = Review(out)
-        count = read_decisions(
-            opened.decisions, import_decisions, name, opened.table, takes_captions=opened.data.takes_captions
-        )
-        opened.close()
+        with closing(Review(out)) as found:
+            captions = found.data.takes_captions
+            count = read_decisions(found.decisions, import_decisions, name, found.table, takes_captions=captions)
         say(f"{count:,} decisions were added to {out / FILE}.")
     if export_decisions is not None:
         count = write_decisions(out, export_decisions)
@@ -135,18 +134,9 @@ def annotate(
         return input("Begin? [y/N] ").strip().lower() in ("y", "yes")
 
     done = annotate_audit(
-        out,
-        who,
-        images=images,
-        half_width=half_width,
-        price_per_call=price_per_call,
-        limit=limit,
-        calls=calls,
-        rate=rate,
-        workers=workers,
-        agree=agree,
-        console=console(),
-    )
+        out, who, images=images, half_width=half_width, price_per_call=price_per_call, limit=limit, calls=calls,
+        rate=rate, workers=workers, agree=agree, console=console(),
+    )  # fmt: skip
     if done is None:
         say("Nothing was sent.")
     else:

@@ -68,33 +68,22 @@ class Budget:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What will be asked, before anything is.
+    """What will be asked, before anything is."""
 
-    Attributes:
-        plan: Calls and decisions in all.
-        receiver: Where pairs go.
-        images: Folder that the images come from; None if they are inside the files of the data set.
-        progress: Decisions and answers that there are.
-        budget: What it may cost.
-        calls: Calls to make now.
-        spent: What was spent before.
-    """
-
-    plan: Plan
-    receiver: str
-    images: Path | None
-    progress: RateProgress
-    budget: Budget
-    calls: int
-    spent: float
+    plan: Plan  # calls and decisions in all
+    receiver: str  # where pairs go
+    images: Path | None  # folder that the images come from; None if they are inside the files of the data set
+    progress: RateProgress  # decisions and answers that there are
+    budget: Budget  # what it may cost
+    calls: int  # calls to make now
+    spent: float  # what was spent before
 
     def __str__(self) -> str:
         plan, progress, budget = self.plan, self.progress, self.budget
         width = f"±{100 * budget.half_width:.2g} points"
         within = "" if budget.limit is None else f" within {budget.limit:.2f}"
         if not plan.calls:
-            found = progress.estimate
-            reached = found is not None and found.half_width <= budget.half_width
+            reached = progress.reaches(budget.half_width)
             why = "reached already" if reached else f"answers of this annotator do not pay off{within}"
             return f"{width}: {why}; {plan.alone:,} decisions of people suffice."
         assumed = f"if it errs on {percent(ASSUMED_ERROR)}"
@@ -264,11 +253,7 @@ class _Run:
         self._out_of_budget, self._lock = False, threading.Lock()
 
     def forecast(self) -> Forecast:
-        """What is to be asked, by the decisions and answers so far.
-
-        Raises:
-            NotFoundError: There are no images or captions to ask about.
-        """
+        """What is to be asked, by the decisions and answers so far."""
         review, budget = self.review, self.budget
         first = review.drawn_rows[:SAMPLE]
         if not any(review.image(row) for row in first.tolist()):
@@ -278,13 +263,11 @@ class _Run:
             raise NotFoundError("the audit has no captions", where=review.folder)
         identity, spent = self.annotator.identity, self.answers.spent
         there, made = len(self.answers.of(identity)), self.answers.calls(identity)
-        affordable = (
-            None if budget.limit is None else max(0, int((budget.limit - spent) / budget.price_per_call + 1e-6))
-        )
         wanted = None if budget.calls is None else there + max(0, budget.calls - made)
-        most = None if affordable is None else there + affordable
-        if most is not None and wanted is not None:
-            wanted = min(most, wanted)
+        most = None
+        if budget.limit is not None:
+            most = there + max(0, int((budget.limit - spent) / budget.price_per_call + 1e-6))
+            wanted = None if wanted is None else min(most, wanted)
         plan = review.plan(budget.half_width, identity, most, wanted)
         return Forecast(
             plan=plan,
@@ -321,17 +304,14 @@ class _Run:
             spent=self.answers.spent,
             stopped="limit" if self._out_of_budget else stopped or "planned",
             progress=progress,
-            decisions_left=0 if self._is_narrow(progress) else max(0, needed - progress.decided),
+            decisions_left=0 if progress.reaches(self.budget.half_width) else max(0, needed - progress.decided),
         )
-
-    def _is_narrow(self, progress: RateProgress) -> bool:
-        return progress.estimate is not None and progress.estimate.half_width <= self.budget.half_width
 
     def _reason_to_stop(self) -> str:
         """Why no more calls are worth making; empty if they are."""
         identity, budget = self.annotator.identity, self.budget
         progress = self.review.rate(identity)
-        if self._is_narrow(progress):
+        if progress.reaches(budget.half_width):
             return "narrow"
         if budget.calls is not None or progress.errors.both < LEAST:  # as it was asked for, or too little is known
             return ""

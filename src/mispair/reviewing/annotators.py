@@ -65,10 +65,6 @@ class Annotator:
         Args:
             image: A JPEG.
             caption: Its caption.
-
-        Raises:
-            NoAnswerError: It has not answered.
-            MispairError: It will not answer on any pair.
         """
         raise NotImplementedError
 
@@ -100,9 +96,6 @@ class Endpoint(Annotator):
         key: API key; sent as a bearer token, never written.
         prompt: The question.
         timeout: Seconds without an answer after which an attempt ends.
-
-    Raises:
-        InvalidValueError: The URL is not one of http or https without a password, or there is no model.
     """
 
     def __init__(self, url: str, model: str, key: str = "", prompt: str = PROMPT, timeout: float = 60.0) -> None:
@@ -183,9 +176,6 @@ class Command(Annotator):
         command: As in a shell, but without one.
         prompt: The question.
         timeout: Seconds without an answer after which the program is ended and started again.
-
-    Raises:
-        NotFoundError: There is no such program.
     """
 
     def __init__(self, command: str, prompt: str = PROMPT, timeout: float = 60.0) -> None:

@@ -27,9 +27,6 @@ class AuditedData:
         audit: The output of an audit, which knows where its input was.
         images: Folder of the images, if they have been moved since.
         is_audited: Whether pairs whose images are inside their files are those that were audited.
-
-    Raises:
-        NotFoundError: There is no such folder.
     """
 
     def __init__(

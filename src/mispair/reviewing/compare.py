@@ -65,9 +65,6 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
         before: The audit that was reviewed.
         data: The data to audit now. Pairs may have been added and removed, if images or captions are known.
         how: Another way out, for the message.
-
-    Raises:
-        ChangedError: The pairs are others, or one that was decided on has changed since.
     """
     if data.is_run:  # its networks would have to be loaded
         return ()

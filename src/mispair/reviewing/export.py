@@ -16,15 +16,10 @@ from mispair.support.files import Json
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of the pairs.
+    """What became of the pairs."""
 
-    Attributes:
-        folder: Where the data set is.
-        counts: Pairs that were kept, dropped, re-paired and rewritten, and that repeat another one.
-    """
-
-    folder: Path
-    counts: Mapping[str, int]
+    folder: Path  # where the data set is
+    counts: Mapping[str, int]  # pairs that were kept, dropped, re-paired and rewritten, and that repeat another one
 
 
 def export(
@@ -49,9 +44,6 @@ def export(
         overwrite: Replace an earlier copy there.
         images: Folder of the images, if they have been moved since the audit.
         device: Where encoders and networks run, if they are needed to open the data.
-
-    Raises:
-        DataError: The folder holds no audit, its input has changed or is gone, or the copy cannot be written.
     """
     found = Reviewed.read(audit, images)
     request: dict[str, Json] = {**found.request, "policy": policy, "mend": mend}

@@ -53,19 +53,12 @@ NO_ANSWERS: FloatArray = np.empty(0)
 
 @dataclass(frozen=True)
 class AnnotatorErrors:
-    """How often an annotator contradicts people, on drawn pairs that both have decided.
+    """How often an annotator contradicts people, on drawn pairs that both have decided."""
 
-    Attributes:
-        matched: Pairs that match, by people.
-        false_alarms: Of these, how many the annotator calls mismatched.
-        mismatched: Pairs that do not match, by people.
-        misses: Of these, how many the annotator calls matched.
-    """
-
-    matched: int
-    false_alarms: int
-    mismatched: int
-    misses: int
+    matched: int  # pairs that match, by people
+    false_alarms: int  # of these, how many the annotator calls mismatched
+    mismatched: int  # pairs that do not match, by people
+    misses: int  # of these, how many the annotator calls matched
 
     @property
     def both(self) -> int:
@@ -116,17 +109,11 @@ def annotator_errors(mismatched: npt.NDArray[np.floating], answers: npt.NDArray[
 
 @dataclass(frozen=True)
 class Plan:
-    """What an interval is expected to take.
+    """What an interval is expected to take."""
 
-    Attributes:
-        calls: Drawn pairs that the annotator answers on, those so far included; 0 if answers would not help.
-        decisions: Drawn pairs that people decide on, those so far included.
-        alone: Drawn pairs that people would decide on without the annotator.
-    """
-
-    calls: int
-    decisions: int
-    alone: int
+    calls: int  # drawn pairs that the annotator answers on, those so far included; 0 if answers would not help
+    decisions: int  # drawn pairs that people decide on, those so far included
+    alone: int  # drawn pairs that people would decide on without the annotator
 
 
 @dataclass(frozen=True)
@@ -247,12 +234,7 @@ class Draw:
             return float(size @ p) / total, float(linear @ p + linear_both @ both) + constant + constant_both
 
         squares = (1 / asked - 1)[cell] * (y - by_score) ** 2 + undecided * (y - by_both) ** 2
-        observed, modelled = (squares / inclusion[cell])[told].sum(), at(offset)[1]
-        # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores. Errors
-        # that happen to be smaller do not count: whoever looks after each decision would stop at just that moment.
-        factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
-
-        return no_surprise(count, float(rate), at, factor, total)
+        return no_surprise(count, float(rate), at, offset, (squares / inclusion[cell])[told].sum(), total)
 
     def plan(
         self,
@@ -310,7 +292,7 @@ def _padded(values: npt.NDArray[np.floating], size: int) -> FloatArray:
 
 
 def no_surprise(
-    count: int, rate: float, at: Callable[[float], tuple[float, float]], factor: float, total: int
+    count: int, rate: float, at: Callable[[float], tuple[float, float]], offset: float, observed: float, total: int
 ) -> NoiseEstimate:
     """An estimate with the interval of the rates at which it would be no surprise.
 
@@ -318,9 +300,14 @@ def no_surprise(
         count: Decisions that it rests on.
         rate: The estimate.
         at: Of a shift of the log odds, the rate and `total`^2 times the variance of the estimate if it is the true one.
-        factor: Of the variance.
+        offset: The shift by the recalibrated scores.
+        observed: The variance by the errors of the decisions.
         total: Number of pairs.
     """
+    modelled = at(offset)[1]
+    # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores. Errors that
+    # happen to be smaller do not count: whoever looks after each decision would stop at just that moment.
+    factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
 
     def end(sign: int) -> float:
         def beyond(shift: float) -> bool:

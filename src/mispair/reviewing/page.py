@@ -174,9 +174,6 @@ def check_free(host: str, port: int) -> int:
 
     Returns:
         The port; a free one for 0.
-
-    Raises:
-        InvalidValueError: It is in use, not one of this machine, or not allowed.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)

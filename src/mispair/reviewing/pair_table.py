@@ -188,13 +188,7 @@ class PairTable:
 
 
 def read_audit(folder: Path, *columns: str) -> pyarrow.Table:
-    """The table of an audit, or those of these columns that it has.
-
-    Raises:
-        NotFoundError: There is no audit.
-        DamagedError: The table cannot be read.
-        ShapeError: It is not the table of an audit.
-    """
+    """The table of an audit, or those of these columns that it has."""
     import pyarrow
 
     path = folder / TABLE

@@ -91,10 +91,9 @@ class RateProgress:
     annotator: str  # its name; empty without answers
     errors: AnnotatorErrors
 
-    @property
-    def reached(self) -> bool:
+    def reaches(self, half_width: float = PRECISION) -> bool:
         """Whether the interval is narrow enough."""
-        return self.estimate is not None and self.estimate.half_width <= PRECISION
+        return self.estimate is not None and self.estimate.half_width <= half_width
 
 
 def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
@@ -121,9 +120,6 @@ class Review:
     Args:
         folder: The output of an audit; decisions are written to `decisions.sqlite` in it.
         images: Folder of the images, if they have been moved since the audit.
-
-    Raises:
-        DataError: The folder is no output of an audit, or cannot be written.
     """
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
@@ -235,14 +231,7 @@ class Review:
     # Deciding
 
     def decide(self, rows: Sequence[int], decision: Decision) -> list[Decision]:
-        """Write the same decision on one or several rows; its id is filled in.
-
-        Raises:
-            ChangedError: The audit was made anew or moved since.
-            NotFoundError: There is no such row.
-            ConflictError: A new partner is given to several rows, or a new caption to a data set that can take none.
-            DataError: A row before one of these has its id.
-        """
+        """Write the same decision on one or several rows; its id is filled in."""
         if self.table.is_outdated:
             what = "the audit was made anew or moved since this page was started"
             raise ChangedError(what, where=self.folder, advice="End the server with Ctrl-C, and start it again")
@@ -331,11 +320,7 @@ class Review:
         return int(self._instructive_rows[undecided[0]]) if len(undecided) else None
 
     def inclusion(self, row: int) -> float:
-        """Probability with which a pair is among those drawn up to it.
-
-        Raises:
-            NotFoundError: It cannot be drawn: there is no such pair, or it could not be read.
-        """
+        """Probability with which a pair is among those drawn up to it."""
         places = np.flatnonzero(self.drawn_rows == row)
         if not len(places):
             raise NotFoundError("This pair was not drawn for the noise rate", advice="Reload the page")

@@ -33,12 +33,7 @@ _TABLES = (
 
 
 class ReviewFile:
-    """A connection to the file, for any thread. Creates the file if needed.
-
-    Raises:
-        DamagedError: The file is no review, or one of another version.
-        DataError: The file cannot be written.
-    """
+    """A connection to the file, for any thread. Creates the file if needed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

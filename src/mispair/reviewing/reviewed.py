@@ -23,6 +23,7 @@ from mispair.pairs.layouts.copies import clean_edits, mended_edits
 from mispair.pairs.source import Source
 from mispair.pairs.tables import read_parquet
 from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
+from mispair.reviewing.pair_table import texts
 from mispair.support.files import Json, sha256_of
 from mispair.support.formatting import plain
 from mispair.support.owned_folder import check_unchanged, read_mark
@@ -37,19 +38,12 @@ _ACTIONS = {Verdict.KEEP: "kept", Verdict.DROP: "dropped", Verdict.REPAIR: "re-p
 
 @dataclass(frozen=True)
 class Reviewed:
-    """An audit and the decisions on it.
+    """An audit and the decisions on it."""
 
-    Attributes:
-        data: What was audited.
-        table: The table of the audit.
-        decisions: Those that count, by the ids of the pairs.
-        request: Another one after other decisions or another audit.
-    """
-
-    data: AuditInput
-    table: pyarrow.Table
-    decisions: Mapping[str, Decision]
-    request: Mapping[str, Json]
+    data: AuditInput  # what was audited
+    table: pyarrow.Table  # the table of the audit
+    decisions: Mapping[str, Decision]  # those that count, by the ids of the pairs
+    request: Mapping[str, Json]  # another one after other decisions or another audit
 
     @classmethod
     def read(cls, audit: Path, images: Path | None = None) -> Reviewed:
@@ -58,9 +52,6 @@ class Reviewed:
         Args:
             audit: The output of the audit.
             images: Folder of the images, if they have been moved since.
-
-        Raises:
-            DataError: The folder holds no audit, or its input is gone.
         """
         data = read_input(audit)
         data = data if images is None else replace(data, images=images)
@@ -83,14 +74,10 @@ class Reviewed:
         return cls(data, read_parquet(audit / TABLE, columns, ["image", "caption"]), decisions, request)
 
     def open(self, device: str) -> Source:
-        """The audited pairs; images and captions are not encoded.
-
-        Raises:
-            DataError: The data is not the one of the table.
-        """
+        """The audited pairs; images and captions are not encoded."""
         source, table = self.data.open(device), self.table
         known = {name: column for name, column in known_columns(source).items() if name in table.schema.names}
-        if not all(_equal(table.column(name), column) for name, column in known.items()):
+        if not all(texts(table.column(name)).equals(texts(column)) for name, column in known.items()):
             raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
         if not source.is_encoded:
             _check_images(source, table)
@@ -128,9 +115,6 @@ class Reviewed:
             annotator whose suggestion was accepted; "audit"; or "nobody"); the `match_score` of the pair as it was,
             None if it could not be read; the side that was `replaced`; the `partner` that the new item was taken from;
             and the `time` when a person decided.
-
-        Raises:
-            DataError: A decision names a pair that is not there.
         """
         ids, scores = (self.table.column(name).to_pylist() for name in ("id", "match_score"))
         automatic = mended_edits(self.table, source) if mend else clean_edits(self.table)
@@ -213,13 +197,6 @@ def _check_images(pairs: Source, table: pyarrow.Table) -> None:
 def known_columns(source: Source) -> dict[str, Any]:
     """Columns of an audit's table by which its pairs are recognised."""
     return {"id": source.id_column(0, len(source)), **source.item_columns(0, len(source))}
-
-
-def _equal(column: pyarrow.ChunkedArray, other: Any) -> bool:
-    import pyarrow
-
-    text = pyarrow.large_string()
-    return bool(column.cast(text).equals(pyarrow.chunked_array([other.cast(text)])))
 
 
 def first_rows(ids: Sequence[str]) -> dict[str, int]:

@@ -61,21 +61,13 @@ ModeName = Literal["browse", "rate", "teach"]
 
 @dataclass(frozen=True)
 class Address(Filter):
-    """What a page shows: the query of its address, with a filter in it.
+    """What a page shows: the query of its address, with a filter in it."""
 
-    Attributes:
-        mode: Browse freely, decide drawn pairs for the noise rate, or teach the audit.
-        view: One pair, or many.
-        state: Only pairs with this state of decision.
-        at: Row of the pair that is shown; -1 for the first.
-        page: Page of the grid, from 1.
-    """
-
-    mode: ModeName = "browse"
-    view: View = "one"
-    state: State = "any"
-    at: int = -1
-    page: int = 1
+    mode: ModeName = "browse"  # browse freely, decide drawn pairs for the noise rate, or teach the audit
+    view: View = "one"  # one pair, or many
+    state: State = "any"  # only pairs with this state of decision
+    at: int = -1  # row of the pair that is shown; -1 for the first
+    page: int = 1  # page of the grid, from 1
 
     @property
     def filter(self) -> Filter:
@@ -84,20 +76,20 @@ class Address(Filter):
     @classmethod
     def of(cls, given: dict[str, str]) -> Address:
         """From a query; what is not understood gets its default."""
-        address = cls()
+        found: dict[str, Any] = {}
         choices = {"mode": ModeName, "view": View, "sort": Sort, "state": State}
         for name, text in given.items():
             if name in choices and text in get_args(choices[name]):
-                address = replace(address, **{name: text})  # type: ignore[arg-type]
+                found[name] = text
             elif name in ("reason", "source", "text"):
-                address = replace(address, **{name: text[:200].strip()})  # type: ignore[arg-type]
+                found[name] = text[:200].strip()
             elif name in ("low", "high") and re.fullmatch(r"\d{0,20}\.?\d{1,20}(e-\d{2,3})?", text):
-                address = replace(address, **{name: min(1.0, float(text))})  # type: ignore[arg-type]
+                found[name] = min(1.0, float(text))
             elif name in ("at", "page") and text.isdecimal():
-                address = replace(address, **{name: max(int(text[:18]), int(name == "page"))})  # type: ignore[arg-type]
+                found[name] = max(int(text[:18]), int(name == "page"))
             elif name == "flagged":
-                address = replace(address, flagged=text not in ("0", "false"))
-        return address
+                found[name] = text not in ("0", "false")
+        return cls(**found)
 
     def link(self, **changes: Any) -> str:
         """The address with changes, without what is as by default."""

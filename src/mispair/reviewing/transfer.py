@@ -12,7 +12,7 @@ from typing import Any
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
 from mispair.reviewing.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
 from mispair.reviewing.pair_table import PairTable, read_audit
-from mispair.support.files import read_regular, write_atomically
+from mispair.support.files import read_regular, unreadable, write_atomically
 from mispair.support.formatting import listed
 
 LONGEST_CELL = 1 << 20
@@ -32,11 +32,7 @@ def decisions_csv(decisions: Iterable[Decision]) -> bytes:
 
 
 def write_decisions(audit: Path, path: Path) -> int:
-    """Write the decisions on an audit that count as CSV; returns how many. The audit need not be writable.
-
-    Raises:
-        DataError: The folder holds no audit, or the decisions are damaged.
-    """
+    """Write the decisions on an audit that count as CSV; returns how many. The audit need not be writable."""
     read_audit(audit, "id")
     file = audit / FILE
     current = read_current(file) if file.exists() else {}
@@ -63,18 +59,11 @@ def read_decisions(
         reviewer: Who decided, where the file does not say it.
         table: The pairs that there are, if they are known.
         takes_captions: Whether the data set can take new captions.
-
-    Raises:
-        MispairError: The file cannot be read, an entry is no decision, or one of a pair that is not there, or a new
-            caption for a data set that can take none. Then none is added.
     """
     try:
         text = read_regular(path).decode("utf-8-sig")
-    except OSError as error:
-        raise DamagedError(f"the file cannot be read ({error.strerror or error})", where=path) from None
-    except UnicodeDecodeError as error:
-        what, advice = f"the text is not UTF-8 ({error.reason})", "Save the file again as UTF-8"
-        raise DamagedError(what, where=path, advice=advice) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
     read = _from_json if path.suffix.lower() == ".json" else _from_csv
     given = list(read(path, text, reviewer))
     if table is not None:

@@ -1,4 +1,4 @@
-"""`mispair demo`: what mismatched pairs do to a training, and what an audit does about it, as one page.
+"""`mispair demo`: the effect of mismatched pairs and of an audit on a training, as one page.
 
 Drawn images and their texts become plain vectors first, as an encoder would give them, so that all of it takes seconds.
 Two trainings have the same settings; the second leaves out the pairs that the audit flags.
@@ -72,7 +72,7 @@ STRETCHED = ("warmup_epochs", "epochs", "lr_decay_epochs")
 
 @dataclass(frozen=True)
 class Training:
-    """One training of the demo and what it reached."""
+    """One training of the demo and its results."""
 
     name: str
     folder: Path
@@ -99,7 +99,7 @@ class Audited:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the page shows, and commands to continue with."""
+    """The content of the page, and commands to continue with."""
 
     page: Path
     audited: Audited
@@ -159,7 +159,7 @@ class Shown:
 
 
 def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -> DemoResult:
-    """Audit pairs of which 40 % are mismatched, train with and without those it flags, write `out/index.html`.
+    """Audit pairs with 40 % mismatches, train with and without the flagged ones, write `out/index.html`.
 
     `program` is how mispair is called in the commands that the page shows.
     """
@@ -253,7 +253,7 @@ def _judged(audit: AuditColumns, summary: AuditSummary, pairs: Pairs) -> Audited
 
 
 def _suggested(audit: AuditColumns, pairs: Pairs) -> tuple[IntArray, IntArray]:
-    """The flagged pairs for whose text the audit suggests another image, and that image."""
+    """Flagged pairs with a suggested image for their text, and that image."""
     found = audit.new_lefts
     assert found is not None
     return found.rows, pairs.link[found.partners[:, 0]]
@@ -323,6 +323,6 @@ def _image(path: Path, *, right: bool = False) -> ShownImage:
 
 
 def _mismatched(pairs: Pairs) -> npt.NDArray[np.bool_]:
-    """(N,) which pairs are mismatched."""
+    """(N,) whether each pair is mismatched."""
     assert pairs.mismatched is not None
     return pairs.mismatched

@@ -69,7 +69,7 @@ class Calibration:
 
     @property
     def column(self) -> str:
-        """What orders the pairs: the column of scores, or the combination of several."""
+        """The column of scores, or the combination of several."""
         return self.source.columns[0] if len(self.source.columns) == 1 else COMBINED
 
     @property
@@ -128,7 +128,7 @@ class Calibration:
 
     @property
     def view(self) -> View:
-        """The evidence that the probabilities come from."""
+        """The evidence behind the probabilities."""
         return self.views[-1]
 
     @property
@@ -138,7 +138,7 @@ class Calibration:
 
     @property
     def match_score(self) -> FloatArray:
-        """(N,) probability that each pair matches; NaN where it has no score."""
+        """(N,) probability of a match; NaN without a score."""
         return self._of_all(self.view.match)
 
     def _of_all(self, values: FloatArray) -> FloatArray:
@@ -160,7 +160,7 @@ class Calibration:
         return self.ranked.cut(purity=purity, keep=keep)
 
     def cuts(self, purities: Sequence[float] = USUAL_PURITIES) -> list[Cut]:
-        """The different cuts for some purities, without those that are purer than any cut or keep all pairs."""
+        """The different cuts for some purities, without impossible ones and those keeping all pairs."""
         _, there = self.ranked.purities
         found = [self.ranked.cut(purity=purity) for purity in purities if there[-1] < purity <= there.max()]
         return list({cut.kept: cut for cut in found}.values())
@@ -262,7 +262,7 @@ def calibrate(
 def draw_to_check(
     scores: str | Path, score: Sequence[str], path: Path, *, overwrite: bool = False, seed: int = 0
 ) -> int:
-    """Writes random rows for people to check, and returns how many: id, what else the table says, an empty `right`.
+    """Write random rows to check and return their number: id, image, caption, an empty `right`.
 
     The scores are left out: who sees them agrees with them.
     """
@@ -288,7 +288,7 @@ def _gaps(found: Calibration) -> list[str]:
 
 
 def _limits(view: View) -> list[str]:
-    """What the evidence cannot see."""
+    """Limits of the evidence, as notes."""
     if view.evidence == "checked":
         return [f"The rate rests on {view.count:,} checked pairs and holds if they were drawn at random."]
     about = "The rate counts pairs that have nothing to do with each other. Wrong pairs about the same subject "

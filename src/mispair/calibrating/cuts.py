@@ -1,4 +1,4 @@
-"""What each cut of ordered pairs keeps and loses."""
+"""Cuts of ordered pairs, with the pairs kept and lost."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Pairs in an order, with the probability that each matches. Pairs of the same order are kept together or not.
+    """Ordered pairs with probabilities of a match. A cut keeps all pairs of the same score or none.
 
     Args:
         order: (n,) higher is better.
@@ -71,7 +71,7 @@ class Ranked:
 
     @property
     def purities(self) -> tuple[IntArray, FloatArray]:
-        """How many pairs each possible cut keeps, and which share of them matches."""
+        """Number of pairs kept by each possible cut, and the share of matched ones."""
         return self._ends, self._matched[self._ends - 1] / self._ends
 
     def cut(
@@ -82,7 +82,7 @@ class Ranked:
         probability: float | None = None,
         least: float | None = None,
     ) -> Cut:
-        """The cut that keeps the most pairs, by exactly one wish. Pairs of the same order are kept together or not.
+        """The cut with the most pairs, by exactly one wish.
 
         Args:
             purity: A share of the kept pairs matches.

@@ -1,4 +1,4 @@
-"""What says which scores are wrong pairs: scores of shuffled pairs, an audit, or pairs that a person has checked.
+"""Evidence about scores: shuffled pairs, an audit, or pairs checked by people.
 
 Scores are compared by their ranks, so that nothing depends on their scale: a cosine, a sigmoid of it and its logarithm
 give the same probabilities.
@@ -38,7 +38,7 @@ Interval = Callable[[IntArray], tuple[float, float]]
 
 @dataclass(frozen=True)
 class View:
-    """What one kind of evidence says about n pairs.
+    """One kind of evidence about n pairs.
 
     Attributes:
         evidence: "shuffled", "vectors", "audit" or "checked".
@@ -149,7 +149,7 @@ def _like_shuffled(
 def by_vectors(
     score: FloatArray, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating], column: str, seed: int = 0
 ) -> View:
-    """The same, where the score is the cosine of two vectors or rises with it: mispair makes the shuffled pairs.
+    """The same for a score that rises with the cosine of two vectors: mispair makes the shuffled pairs.
 
     Args:
         score: (n,)
@@ -201,7 +201,7 @@ def _equal_rows(vectors: npt.NDArray[np.floating]) -> IntArray:
 
 
 def _mismatched(rows: IntArray, partners: IntArray, groups: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
-    """Those pairs of rows that do not share an item: a photo with another caption of its own is not wrong."""
+    """Pairs of rows without a shared item: a photo with another caption of its own is not wrong."""
     different = np.all([group[rows] != group[partners] for group in groups], axis=0)
     return rows[different], partners[different]
 
@@ -244,7 +244,7 @@ def by_audit(
     chances, contrast = sharpened(order, match)
 
     def interval(some: IntArray) -> tuple[float, float]:
-        """By the rate and the count, and by the match scores, whose means among these and among all have errors."""
+        """By the rate, the count, and the errors of both mean match scores."""
         wrong, *ends = share_interval(1 - chances[some], rate, len(chances))
         errors = (part.std() / math.sqrt(len(part)) for part in (match[some], match))
         error = 1.96 * math.hypot(*errors) / contrast
@@ -255,7 +255,7 @@ def by_audit(
 
 
 def sharpened(order: FloatArray, match: FloatArray) -> tuple[FloatArray, float]:
-    """(n,) probability that a pair with such a score matches, by the mean match score of an audit there; and a - b.
+    """(n,) probability of a match by score, from the mean match score of an audit there; and a - b.
 
     An audit is sure of few pairs, so its mean is between that of matched pairs, a, and that of mismatched ones, b: if
     the audit errs independently of the score, it is P a + (1 - P) b, which is solved for P. A score of the same vectors
@@ -279,7 +279,7 @@ def _rising(order: FloatArray, target: FloatArray) -> FloatArray:
 def _fitted(
     known: FloatArray, scores: FloatArray, target: FloatArray, columns: Sequence[str], by: str
 ) -> tuple[FloatArray, FloatArray]:
-    """What orders the pairs, and the log odds that they match, by a logistic regression on the normal scores.
+    """An order of the pairs and their log odds of a match, by logistic regression on the normal scores.
 
     Args:
         known: (k, m) columns of the pairs that the target is known of.
@@ -353,7 +353,7 @@ def by_checked(
 def rate_of_checked(
     log_odds: FloatArray, rows: IntArray, wrong: FloatArray, stands_for: FloatArray | None = None
 ) -> NoiseEstimate:
-    """The noise rate by a random sample of checked pairs, sharpened by log odds (n,) that each pair is mismatched.
+    """The noise rate by a random sample of checked pairs, sharpened by log odds (n,) of a mismatch.
 
     The mean over all pairs of a prediction p is corrected by that of (wrong - p) / i over the checked ones, i the
     probability that a pair was drawn (the difference estimator). p is recalibrated for each tenth of the pairs by the
@@ -375,7 +375,7 @@ def rate_of_checked(
     missed = (1 / inclusion - 1) / inclusion
 
     def at(shift: float) -> tuple[float, float]:
-        """A rate that is possible, and the variance of the sum if it is the true one."""
+        """A possible rate, and the variance of the sum at this rate."""
         p = probability(slope * x + shift)
         squares = p * (1 - p) + (p - expected[rows]) ** 2
         return float(probability(slope * log_odds + shift).mean()), float(missed @ squares)
@@ -384,7 +384,7 @@ def rate_of_checked(
 
 
 def disagreement(views: Sequence[View]) -> str:
-    """A sentence where the intervals of two kinds of evidence exclude each other."""
+    """A note if the intervals of two kinds of evidence exclude each other."""
     for number, one in enumerate(views):
         for other in views[number + 1 :]:
             if one.low > other.high or other.low > one.high:

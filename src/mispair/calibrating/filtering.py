@@ -1,4 +1,4 @@
-"""Cuts of calibrations and audits, and the subsets that they leave."""
+"""Cuts of calibrations and audits, and the subsets they keep."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from mispair.support.owned_folder import check_unchanged, read_mark
 
 @dataclass(frozen=True)
 class Scored:
-    """Pairs with scores, and the data set that they are from.
+    """Pairs with scores, and their data set.
 
     Attributes:
         source: The data set.
@@ -95,7 +95,7 @@ def _rows(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a cut keeps.
+    """The pairs kept by a cut.
 
     Attributes:
         mask: (N,) whether each pair is kept.

@@ -28,14 +28,14 @@ NAMES = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Purity by the number of pairs that are kept, as data of an SVG path."""
+    """Purity by the number of kept pairs, as data of an SVG path."""
 
     axes: charts.Axes
     path: str
 
 
 def render(ranked: Ranked, cut: Cut | None, views: Sequence[View], **shown: object) -> str:
-    """The page as HTML, without scripts and without anything that is fetched.
+    """The page as HTML, without scripts and external files.
 
     Args:
         ranked: The pairs in their order.

@@ -95,7 +95,7 @@ def open_score_table(path: Path) -> Table:
 
 
 def numbers(table: Table, column: str) -> FloatArray:
-    """(N,) a column as numbers; NaN where a cell is empty or no finite number."""
+    """(N,) a column as numbers; NaN for an empty cell or an infinite number."""
     import pyarrow
     import pyarrow.compute as compute
 
@@ -156,7 +156,7 @@ def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tup
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows that people have checked.
+    """Rows checked by people.
 
     Attributes:
         rows: (k,)
@@ -201,7 +201,7 @@ def _answered(answers: FloatArray) -> Checked:
 
 
 def _decided(source: Scores, audit: Path) -> Checked:
-    """The decisions of a review on pairs that were drawn for the noise rate.
+    """Decisions of a review on pairs drawn for the noise rate.
 
     The review notes with which probability a pair was among the first j drawn ones, as it was the j-th. That is
     proportional to j in expectation, so that the pair stands for j / probability pairs, up to a factor.

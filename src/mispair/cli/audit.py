@@ -146,7 +146,7 @@ def _check_overwritten(out: Path, data: AuditInput) -> None:
 
 
 def _known(arguments: AuditArguments, data: AuditInput) -> dict[str, Any]:
-    """What people know of the pairs: answers of a CSV and of a review, without those on pairs that are gone."""
+    """Answers of people, from a CSV and a review, without those on missing pairs."""
     from mispair.auditing.folder import read_checked
     from mispair.reviewing.compare import check_decided
     from mispair.reviewing.decisions import read_answers, read_partnered
@@ -164,7 +164,7 @@ def _known(arguments: AuditArguments, data: AuditInput) -> dict[str, Any]:
 
 
 def _check_arguments(arguments: AuditArguments) -> None:
-    """Refuse flags that contradict each other, and URLs where only folders of this machine will do."""
+    """Refuse contradicting flags, and URLs in place of local folders."""
     from mispair.pairs.remote import url_of
 
     if arguments.engine != "ray" and arguments.address is not None:
@@ -191,7 +191,7 @@ def _check_arguments(arguments: AuditArguments) -> None:
 
 
 def shown(path: Path) -> str:
-    """A path, or the URL that it was made of."""
+    """A path, or its URL."""
     from mispair.pairs.remote import url_of
 
     return url_of(path) or str(path)

@@ -86,7 +86,7 @@ def bench_run(
 
 
 def _print_states(results: Path, states: Sequence[CellState], earlier: Container[str]) -> None:
-    """Prints how the trainings have ended; `earlier` are those that had failed before."""
+    """Print the states of the trainings; `earlier` are those with an earlier failure."""
     for one in states:
         if one.status == "failed":
             say(f"{one.cell.name}: {one}{' (earlier; --retry repeats it)' * (one.cell.name in earlier)}")

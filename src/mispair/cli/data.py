@@ -141,7 +141,7 @@ def data_get(name: Positional[str], folder: Positional[OrNone[Path]] = None, *, 
 
 
 def _print_built_in(folder: Path | None, as_json: bool) -> int:
-    """Where the built-in data set comes from: it is drawn, so there is nothing to fetch or to compare with."""
+    """Explain the built-in data set: there is nothing to fetch or compare."""
     if folder is not None:
         advice = f"See what a folder holds: mispair data check {folder}"
         raise ConflictError("shapes is drawn, not published", where=folder, advice=advice)
@@ -154,7 +154,7 @@ def _print_built_in(folder: Path | None, as_json: bool) -> int:
 
 
 def _next_steps(data_set: DataSet, folder: Path, findings: list[Finding]) -> list[str]:
-    """What to do now, a sentence or a command each."""
+    """The next steps, a sentence or a command each."""
     from mispair.pairs.published.check import folder_inside, ready, to_fetch
 
     quoted = shlex.quote(str(folder))
@@ -169,7 +169,7 @@ def _next_steps(data_set: DataSet, folder: Path, findings: list[Finding]) -> lis
 
 
 def _list(data_set: DataSet) -> str:
-    """The files of a data set and where people get them, in words."""
+    """The files of a data set and their sources, in words."""
     from mispair.support.html import environment
 
     texts = environment(autoescape=False)

@@ -41,14 +41,14 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def description(name: str, command: Any) -> str:
-    """The first paragraph of what a command says of itself, with examples."""
+    """The first paragraph of a command's docstring, with examples."""
     about = " ".join((inspect.getdoc(command) or "").partition("\n\nArgs:")[0].split())
     examples = EXAMPLES.get(name, ())
     return "\n\n".join([about, "\n".join(["Examples:", *(f"  {line}" for line in examples)])] if examples else [about])
 
 
 def completion_script(shell: str, options: Mapping[str, Sequence[str]]) -> str:
-    """A script that completes commands and options.
+    """A script to complete commands and options.
 
     Args:
         shell: bash or zsh.

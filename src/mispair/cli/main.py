@@ -55,7 +55,7 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
 
 
 def _program() -> str:
-    """How this program was called, where its name alone would not do."""
+    """The name of this program, or its path if it is not on PATH."""
     called = Path(sys.argv[0])
     return "mispair" if called.name != "mispair" or shutil.which("mispair") else shlex.quote(str(called))
 
@@ -125,7 +125,7 @@ def _options(name: str) -> list[str]:
 
 
 def _arguments(command: Callable[..., int]) -> Callable[..., Any]:
-    """What tyro reads: the dataclass that a command takes, or the command itself."""
+    """The dataclass of a command's arguments, or the command itself."""
     kind: Callable[..., Any] = get_type_hints(command).get("arguments", command)
     return kind
 
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _settings(argv: Sequence[str]) -> set[str]:
-    """Every setting that is a flag of some command; those of methods and models where they are flags."""
+    """All settings with a flag; those of methods and models for `train` alone."""
     from mispair.config import RUN_SETTINGS
 
     kinds = [TrainArguments if name == "train" else _arguments(command) for name, command in COMMANDS.items()]
@@ -211,7 +211,7 @@ def _flags(kind: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _taken(argv: list[str], flag: str) -> str | None:
-    """The value of a flag of every command, which is taken out of the words."""
+    """Take a flag of every command out of the words, and return its value."""
     value = None
     for place in reversed(range(len(argv))):
         if argv[place] == flag and place + 1 < len(argv):
@@ -252,7 +252,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _refuse_repeated(kind: Callable[..., Any], arguments: Sequence[str]) -> None:
-    """Refuses an option for several values that is given several times: only the last one would count."""
+    """Refuse a repeated option for several values: only the last one would count."""
     given = Counter(word.partition("=")[0] for word in arguments)
     for name, hint in _flags(kind):
         flag = f"--{name.replace('_', '-')}"

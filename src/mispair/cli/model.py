@@ -179,7 +179,7 @@ def evaluate(
 
 
 def _row_names(run: Path, other: Path, whole: bool) -> Sequence[str]:
-    """What to call the rows of two runs: by the folder alone where that tells them apart, as a table is narrow."""
+    """Names of the rows of two runs: short folder names for the narrow table, if they differ."""
     taken = {"run", "with", "data", "images", "texts", "averaged", "folds"}
     runs = run, other
     choices = [[str(path) for path in runs], [str(path.resolve()) for path in runs]]
@@ -251,7 +251,7 @@ def search(
 
 
 def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> list[str]:
-    """The split that was asked for; by default all where the model was made from images, else test."""
+    """The given split; by default all splits for a model trained from images, else test."""
     from mispair.pairs.layouts.loading import splits
 
     if split is not None or matcher.origin is None:
@@ -260,7 +260,7 @@ def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> l
 
 
 def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_image: int | None) -> Pairs:
-    """The pairs that a command names; prints a note where the model knows few of their words."""
+    """Load the pairs of a command; print a note if the model knows few of their words."""
     from mispair.pairs.check import mostly_unknown
     from mispair.retrieval.model_data import load_for
 
@@ -275,7 +275,7 @@ def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_ima
 
 
 def _given(argv: Sequence[str]) -> set[str]:
-    """Names of the flags that are on the command line."""
+    """Names of the given flags."""
     return {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in argv if word.startswith("--")}
 
 

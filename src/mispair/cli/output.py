@@ -26,12 +26,12 @@ def console(file: IO[str] | None = None) -> Console:
 
 
 def say(text: object = "", *, file: IO[str] | None = None, flush: bool = False) -> None:
-    """A line on stdout by default, without what a terminal would obey: captions, names and paths may hold it."""
+    """Print a line, by default on stdout, without control characters of captions, names and paths."""
     print(clean(str(text).replace("\r", "\ufffd")), file=file, flush=flush)
 
 
 def with_flags(text: str, settings: Collection[str]) -> str:
-    """Spell the settings that a message names as flags.
+    """Spell the settings of a message as flags.
 
     >>> with_flags("leave out `keep_best`, or give `noise_ratio=0.2` with `a_file`", {"keep_best", "noise_ratio"})
     'leave out --keep-best, or give --noise-ratio 0.2 with `a_file`'
@@ -52,7 +52,7 @@ def print_json(content: Any) -> None:
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout; if that is no terminal, as wide as needed, so that no number is cut."""
+    """Print a table on stdout; outside a terminal as wide as needed, to cut no number."""
     out = console(sys.stdout)
     if not out.is_terminal:
         needed = out.measure(table, options=out.options.update(width=WIDEST)).maximum

@@ -46,7 +46,7 @@ EVERY = 50  # answers after which the estimate is made anew
 
 @dataclass(frozen=True)
 class Budget:
-    """What answers may cost: the arguments of `annotate`, checked."""
+    """The limits of a run: the checked arguments of `annotate`."""
 
     half_width: float
     price_per_call: float
@@ -68,7 +68,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What will be asked, before anything is."""
+    """The expected calls, decisions and price."""
 
     plan: Plan  # calls and decisions in all
     receiver: str  # where pairs go
@@ -105,7 +105,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class AnnotationResult:
-    """What an annotator has answered.
+    """The answers of an annotator.
 
     Attributes:
         forecast: What was expected.
@@ -253,7 +253,7 @@ class _Run:
         self._out_of_budget, self._lock = False, threading.Lock()
 
     def forecast(self) -> Forecast:
-        """What is to be asked, by the decisions and answers so far."""
+        """The expected calls, by the decisions and answers so far."""
         review, budget = self.review, self.budget
         first = review.drawn_rows[:SAMPLE]
         if not any(review.image(row) for row in first.tolist()):
@@ -318,7 +318,7 @@ class _Run:
         return "" if self.review.plan(budget.half_width, identity).calls > progress.answered else "no gain"
 
     def _answer(self, row: int) -> None:
-        """See to it that the answer on a row is written."""
+        """Write the answer on a row, unless it is there."""
         pair = self.review.table.read([row])[0]
         content = self.review.image(row)
         hashed = hashlib.sha256()
@@ -373,7 +373,7 @@ class _Run:
         return kind, text if kind in (AnswerKind.UNCLEAR, AnswerKind.FAILED) else ""
 
     def _check(self, kind: AnswerKind, text: str) -> None:
-        """Stop where nothing that is understood comes back any more."""
+        """Stop after too many pairs in a row without a clear answer."""
         with self._lock:
             self._in_a_row = 0 if kind in (AnswerKind.MATCHED, AnswerKind.MISMATCHED) else self._in_a_row + 1
             if self._in_a_row >= IN_A_ROW:

@@ -48,7 +48,7 @@ class NoAnswerError(Exception):
 
 
 class Annotator:
-    """Something that says whether a caption fits an image.
+    """A judge of images and captions.
 
     Args:
         name: As the page shows it.
@@ -69,11 +69,11 @@ class Annotator:
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what was started."""
+        """End all started programs."""
 
 
 def read_answer(answer: object) -> AnswerKind:
-    """What an answer says: true or false, or a text that begins with yes or no and does not say the other one, too.
+    """Read true or false, or a text that begins with yes or no and does not contain the other one.
 
     >>> [str(read_answer(answer)) for answer in (True, " **No**.", "Yes, a dog.", "No idea", "Yes. Or no?", None)]
     ['matched', 'mismatched', 'matched', 'unclear', 'unclear', 'unclear']
@@ -88,7 +88,7 @@ def read_answer(answer: object) -> AnswerKind:
 
 
 class Endpoint(Annotator):
-    """An endpoint that speaks the chat completions of OpenAI, such as vLLM, Ollama or a provider.
+    """An endpoint with OpenAI's chat completions, such as vLLM, Ollama or a provider.
 
     Args:
         url: Its base, as http://127.0.0.1:8000/v1. Requests go nowhere else: redirects are not followed.
@@ -146,7 +146,7 @@ class Endpoint(Annotator):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Send nothing to an address that the user has not given."""
+    """Follow no redirect: pairs go only to the given address."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -156,7 +156,7 @@ _OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 def _seconds(retry_after: str | None) -> float | None:
-    """Seconds of a Retry-After header, which holds a number or a date."""
+    """Seconds of a Retry-After header: a number or a date."""
     try:
         return max(0.0, float(retry_after or ""))
     except ValueError:
@@ -167,7 +167,7 @@ def _seconds(retry_after: str | None) -> float | None:
 
 
 class Command(Annotator):
-    """A program that reads a JSON line for each pair and writes a line with its answer. Each thread starts its own.
+    """A program that reads a JSON line for each pair and writes an answer. Each thread starts its own.
 
     A line to it has `image` (a JPEG in base64), `caption` and `prompt`; a line from it is JSON with `answer` (yes, no,
     true or false), or just yes or no.
@@ -223,7 +223,7 @@ class Command(Annotator):
 
 
 class Function(Annotator):
-    """A Python function of an image (a JPEG) and its caption, which returns whether they match.
+    """A Python function of an image (a JPEG) and its caption, returning a match or not.
 
     Args:
         function: Returns true, false, a text with yes or no, or None. What it raises ends the run.

@@ -1,4 +1,4 @@
-"""Answers of annotators, and the calls that they took, beside the decisions of people.
+"""Answers of annotators and their calls, beside the decisions of people.
 
 An answer is on the disk as soon as it has arrived, and a call before it is made, so that a process that is killed
 neither asks again what was answered nor forgets what it has spent.
@@ -16,7 +16,7 @@ ROUNDING = 1e-9  # by which sums of prices may differ
 
 
 class AnswerKind(StrEnum):
-    """What became of a question."""
+    """The result of a question."""
 
     MATCHED = "matched"
     MISMATCHED = "mismatched"
@@ -58,7 +58,7 @@ class Answers(ReviewFile):
             )
 
     def get(self, question: str) -> Answer | None:
-        """The answer to a question that need not be asked again."""
+        """The answer to a question, unless it failed."""
         found = self._select("question = ? AND kind != ? ORDER BY number DESC LIMIT 1", question, AnswerKind.FAILED)
         return found[0] if found else None
 
@@ -78,7 +78,7 @@ class Answers(ReviewFile):
 
     @property
     def last(self) -> tuple[int, str | None]:
-        """Number of the last answer, and the annotator that gave it; 0 and None without answers."""
+        """Number of the last answer, and its annotator; 0 and None without answers."""
         with self._safely():
             row = self._file.execute("SELECT number, annotator FROM answers ORDER BY number DESC LIMIT 1").fetchone()
         return row or (0, None)
@@ -90,7 +90,7 @@ class Answers(ReviewFile):
             return float(self._file.execute("SELECT total(price) FROM calls").fetchone()[0])
 
     def calls(self, annotator: str) -> int:
-        """Calls of an annotator, with those that were lost."""
+        """Number of calls of an annotator, lost ones included."""
         with self._safely():
             return int(self._file.execute("SELECT count(*) FROM calls WHERE annotator = ?", (annotator,)).fetchone()[0])
 
@@ -112,7 +112,7 @@ class Answers(ReviewFile):
             return self._file.execute("INSERT INTO calls (annotator, price) VALUES (?, ?)", values).lastrowid
 
     def cancel_call(self, number: int) -> None:
-        """Forget a call that was refused before anything was done."""
+        """Forget a call refused by a busy annotator."""
         with self._transaction():
             self._file.execute("DELETE FROM calls WHERE number = ?", (number,))
 

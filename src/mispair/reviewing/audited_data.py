@@ -1,4 +1,4 @@
-"""What a review needs of the audited data set: its images, and whether it can take new captions."""
+"""The audited data set of a review: its images, and its use of new captions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 
 
 class AuditedData:
-    """The data set of an audit. It is opened only where images are inside its files: a page must not wait for that.
+    """The data set of an audit. It is opened only for images inside its files, as opening takes time.
 
     Args:
         audit: The output of an audit, which knows where its input was.
@@ -45,7 +45,7 @@ class AuditedData:
 
     @cached_property
     def _source(self) -> Path | None:
-        """What the audit has read; None where it is not known."""
+        """The source of the audit; None if unknown."""
         try:
             return local_place(self._request.get("source"))
         except DataError:  # a copy of what was at a URL, which was deleted
@@ -53,17 +53,17 @@ class AuditedData:
 
     @cached_property
     def image_folder(self) -> Path | None:
-        """The folder that image names start from; None where it is not known."""
+        """The root of image names; None if unknown."""
         place = self._source
         given = self._images or self._request.get("images") or (place.parent if place and place.is_file() else place)
         return None if given is None else Path(str(given)).resolve()
 
     def has_image(self, row: int, name: str) -> bool:
-        """Whether a row has an image, which need not be there; one inside the files of the data set needs no name."""
+        """Whether a row names an image or has one inside the files of the data set."""
         return bool(name) or (self._archive is not None and self._archive.has_image(row))
 
     def read_image(self, row: int, name: str) -> bytes | None:
-        """The image of a row, which the data set gives this name.
+        """The image of a row; None without one, or outside the folder of the images.
 
         Returns:
             None where there is no image, or where it lies outside the folder of the images.
@@ -84,7 +84,7 @@ class AuditedData:
 
     @cached_property
     def _opened(self) -> Source | None:
-        """The data set itself, where its images are inside its files."""
+        """The data set itself, if its images are inside its files."""
         try:
             if self._source is None or not _holds_archives(self._source):
                 return None
@@ -99,7 +99,7 @@ class AuditedData:
 
     @cached_property
     def takes_captions(self) -> bool:
-        """Whether an export can write new captions: not to vectors, which would have to be encoded again.
+        """Whether an export can write new captions; vectors would have to be encoded again.
 
         True also where it is not known, since the data set is not there any more.
         """
@@ -112,7 +112,7 @@ class AuditedData:
 
 
 def _holds_archives(place: Path) -> bool:
-    """Whether images can be inside files that are there. Data sets of embeddings have none."""
+    """Whether images can be inside the files. Data sets of embeddings have none."""
     if not place.is_dir():
         return place.suffix.lower() in ARCHIVES
     endings = {file.suffix.lower() for file in place.rglob("*")}

@@ -1,4 +1,4 @@
-"""Decisions on data that may have changed since, and what an audit that has learned from them changed."""
+"""Decisions on data after a change, and the effect of learning from them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mispair.reviewing.reviewed import first_rows, known_columns
 
 @dataclass(frozen=True)
 class Changes:
-    """How the verdicts of two audits differ, over the pairs that both have."""
+    """Differences between two audits, over the pairs of both."""
 
     answers: int  # decisions that the second audit has learned from
     gone: int  # decisions on pairs that it does not have
@@ -35,7 +35,7 @@ class Changes:
 
 
 def compare(before: Path, now: Path) -> Changes:
-    """Compare two outputs of audits of the same data, to which pairs may have been added and from which removed."""
+    """Compare two audits of the same data; pairs may have been added and removed."""
     first, second = read_audit(before, "id"), read_audit(now, "id")
     known, there = (first_rows(audit["id"].to_pylist()) for audit in (first, second))
     both = [name for name in there if name in known]
@@ -59,7 +59,7 @@ def compare(before: Path, now: Path) -> Changes:
 
 
 def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
-    """Ids of pairs that were decided on, or lent a partner, and are gone.
+    """Ids of missing pairs with a decision or a partner in one.
 
     Args:
         before: The audit that was reviewed.

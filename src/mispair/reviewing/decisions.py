@@ -1,4 +1,4 @@
-"""Decisions of people on pairs, in an SQLite file: rows are added and never changed, so that nothing is lost.
+"""Decisions of people on pairs, in an SQLite file: rows are added and never changed.
 
 A decision is on the disk before `add` returns. Undoing adds a row that names the undone one. The last decision on a
 pair that was not undone counts.
@@ -29,7 +29,7 @@ _COUNTS = "undoes IS NULL AND number NOT IN (SELECT undoes FROM decisions WHERE 
 
 
 class Verdict(StrEnum):
-    """What a person decides on a pair."""
+    """A person's verdict on a pair."""
 
     KEEP = "keep"  # it matches
     DROP = "drop"  # it does not match, and there is no better partner
@@ -39,7 +39,7 @@ class Verdict(StrEnum):
 
     @property
     def matched(self) -> bool | None:
-        """Whether the pair matches as it stands; None if that was left open."""
+        """Whether the pair matches as it stands; None if unsure."""
         return {Verdict.KEEP: True, Verdict.UNSURE: None}.get(self, False)
 
 
@@ -90,12 +90,12 @@ class Decisions(ReviewFile):
 
     @property
     def current(self) -> dict[str, Decision]:
-        """The decisions that count, by the ids of the pairs, in the order in which they were made."""
+        """The current decisions by the ids of the pairs, in their order."""
         last = f"number IN (SELECT max(number) FROM decisions WHERE {_COUNTS} GROUP BY id)"
         return {decision.id: decision for decision in self._select(last)}
 
     def since(self, number: int) -> tuple[int, dict[str, Decision | None]]:
-        """What counts now for the pairs on which rows were added after row `number`; and the number of the last row."""
+        """The last row, and the current decisions on pairs with rows after row `number`."""
         with self._safely():
             new = self._file.execute("SELECT number, id FROM decisions WHERE number > ?", (number,)).fetchall()
             found = self._select(_COUNTS, "id IN (SELECT id FROM decisions WHERE number > ?)", values=(number,))
@@ -107,12 +107,12 @@ class Decisions(ReviewFile):
         return found[-1] if found else None
 
     def history(self, *, undone: bool = True, mode: Mode | None = None) -> list[Decision]:
-        """All decisions in their order, with or without those that were undone."""
+        """All decisions in their order, with or without undone ones."""
         conditions = ["undoes IS NULL" if undone else _COUNTS] + ([] if mode is None else [f"mode = '{mode}'"])
         return self._select(*conditions)
 
     def _select(self, *conditions: str, values: Sequence[str | int] = ()) -> list[Decision]:
-        """The rows for which all of these hold, in their order."""
+        """The decisions under all of these conditions, in their order."""
         query = f"SELECT number, batch, {', '.join(COLUMNS)} FROM decisions WHERE {' AND '.join(conditions)}"
         with self._safely():
             return [_decision(*row) for row in self._file.execute(f"{query} ORDER BY number", values).fetchall()]
@@ -139,7 +139,7 @@ class Decisions(ReviewFile):
         return replace(decision, time=time, number=number, batch=batch or number)
 
     def undo(self, session: str) -> Sequence[Decision]:
-        """Undo the last action of a session that was not undone; returns its decisions."""
+        """Undo the last action of a session, and return its decisions."""
         with self._transaction():
             last = f"SELECT max(number) FROM decisions WHERE session = ? AND {_COUNTS}"
             same_action = f"batch = (SELECT batch FROM decisions WHERE number = ({last}))"
@@ -150,7 +150,7 @@ class Decisions(ReviewFile):
         return undone
 
     def setting(self, name: str, default: str) -> str:
-        """A value kept beside the decisions; the first `default` that is given."""
+        """A value kept beside the decisions; the first `default` is written."""
         with self._safely():
             self._file.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, default))
             (value,) = self._file.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
@@ -174,7 +174,7 @@ def read_answers(folder: Path) -> dict[str, bool]:
 
 
 def read_partnered(folder: Path) -> tuple[list[str], list[str]]:
-    """Ids of pairs of a reviewed audit whose left item, and of those whose right item, got another partner."""
+    """Ids of pairs of a reviewed audit with a new partner for the left item, and for the right item."""
     lefts, rights = [], []
     for name, one in sorted(_current(folder).items()):
         if one.verdict is Verdict.REPAIR:
@@ -195,7 +195,7 @@ def _current(folder: Path) -> dict[str, Decision]:
 
 
 def read_current(path: Path) -> dict[str, Decision]:
-    """The decisions of a file that count, by the ids of the pairs; its folder need not be writable."""
+    """The current decisions of a file, by the ids of the pairs; its folder may be read-only."""
     with ExitStack() as stack:
         if not all(os.access(place, os.W_OK) for place in (path, path.parent)):  # SQLite writes beside what it reads
             folder = stack.enter_context(tempfile.TemporaryDirectory())

@@ -16,7 +16,7 @@ from mispair.support.files import Json
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of the pairs."""
+    """The result of an export."""
 
     folder: Path  # where the data set is
     counts: Mapping[str, int]  # pairs that were kept, dropped, re-paired and rewritten, and that repeat another one
@@ -32,7 +32,7 @@ def export(
     images: Path | None = None,
     device: str = "auto",
 ) -> Exported:
-    """Writes the audited data set as it is after the decisions, with a manifest of what became of each pair.
+    """Write the audited data set as it is after the decisions, with a manifest of all pairs.
 
     If the folder is the answer to the same question already, nothing is written, unless it may be replaced.
 

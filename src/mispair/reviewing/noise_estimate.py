@@ -1,4 +1,4 @@
-"""The noise rate from few decisions: which pairs to ask for, the estimate and its interval.
+"""The noise rate from few decisions: the draw of pairs, the estimate and its interval.
 
 Active statistical inference (Zrnic and Candes, 2024): a pair is drawn with a probability that grows with the
 uncertainty of its match score, and the decisions correct the mean of the scores. The estimate is unbiased however bad
@@ -53,7 +53,7 @@ NO_ANSWERS: FloatArray = np.empty(0)
 
 @dataclass(frozen=True)
 class AnnotatorErrors:
-    """How often an annotator contradicts people, on drawn pairs that both have decided."""
+    """How often an annotator contradicts people on drawn pairs."""
 
     matched: int  # pairs that match, by people
     false_alarms: int  # of these, how many the annotator calls mismatched
@@ -66,7 +66,7 @@ class AnnotatorErrors:
 
     @property
     def rate(self) -> float:
-        """Share of the answers that are wrong; NaN without any."""
+        """Share of wrong answers; NaN without any."""
         return (self.false_alarms + self.misses) / self.both if self.both else float("nan")
 
     @property
@@ -93,7 +93,7 @@ class AnnotatorErrors:
 
 
 def annotator_errors(mismatched: npt.NDArray[np.floating], answers: npt.NDArray[np.floating]) -> AnnotatorErrors:
-    """Count where answers contradict decisions.
+    """Count contradictions of answers and decisions.
 
     Args:
         mismatched: (k,) decisions on the first drawn pairs, as for `Draw.estimate`.
@@ -109,7 +109,7 @@ def annotator_errors(mismatched: npt.NDArray[np.floating], answers: npt.NDArray[
 
 @dataclass(frozen=True)
 class Plan:
-    """What an interval is expected to take."""
+    """Expected effort for an interval."""
 
     calls: int  # drawn pairs that the annotator answers on, those so far included; 0 if answers would not help
     decisions: int  # drawn pairs that people decide on, those so far included
@@ -118,7 +118,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Draw:
-    """The order in which pairs are drawn for the noise rate.
+    """A random order of the pairs, for the noise rate.
 
     Args:
         mismatch: (N,) probability that each pair is mismatched, by its match score.
@@ -155,21 +155,21 @@ class Draw:
 
     @property
     def rates(self) -> FloatArray:
-        """(N,) r: the probability that a pair is in a sample of n is min(1, n r)."""
+        """(N,) r: a pair is in a sample of n with the probability min(1, n r)."""
         return np.asarray(self._cell_rates[self._cells[1]])
 
     @cached_property
     def priorities(self) -> FloatArray:
-        """(N,) expected sample size at which each pair is drawn."""
+        """(N,) expected sample size for each pair to be drawn."""
         return np.random.default_rng(self.seed).random(len(self.mismatch)) / self.rates
 
     @cached_property
     def order(self) -> npt.NDArray[np.int32]:
-        """(N,) the pairs in the order in which they are drawn."""
+        """(N,) the pairs in drawn order."""
         return self.priorities.argsort(kind="stable").astype(np.int32)
 
     def inclusion(self, count: int, pairs: npt.NDArray[np.signedinteger] | slice = slice(None)) -> FloatArray:
-        """Probability with which pairs are among the first `count` drawn ones, given the others' priorities."""
+        """Probability of pairs to be among the first `count` drawn ones, given the others' priorities."""
         return np.asarray(self._cell_inclusion(count)[self._cells[1][pairs]])
 
     def _cell_inclusion(self, count: int) -> FloatArray:
@@ -229,7 +229,7 @@ class Draw:
         linear_both, constant_both = missed_both * (1 - 2 * by_both), float((missed_both * by_both**2).sum())
 
         def at(shift: float) -> tuple[float, float]:
-            """A rate that is possible, and the variance of the estimate if it is the true one."""
+            """A possible rate, and the variance of the estimate at this rate."""
             p, both = probability(scaled + shift), probability(scaled_both + shift)
             return float(size @ p) / total, float(linear @ p + linear_both @ both) + constant + constant_both
 
@@ -244,7 +244,7 @@ class Draw:
         most_calls: int | None = None,
         calls: int | None = None,
     ) -> Plan:
-        """The cheapest calls and decisions that are expected to suffice, by the variance of `estimate`.
+        """The cheapest sufficient calls and decisions, by the expected variance of `estimate`.
 
         Args:
             half_width: Half of the wanted interval.
@@ -266,7 +266,7 @@ class Draw:
             return bool(Z * np.sqrt(size @ variance) <= half_width * total)
 
         def fewest(calls: int, low: int, high: int) -> int:
-            """The fewest decisions that suffice with so many calls, at most `high`, which do."""
+            """The fewest sufficient decisions with so many calls; `high` suffice."""
             while low < high:
                 middle = (low + high) // 2
                 low, high = (low, middle) if suffices(calls, middle) else (middle + 1, high)
@@ -294,7 +294,7 @@ def _padded(values: npt.NDArray[np.floating], size: int) -> FloatArray:
 def no_surprise(
     count: int, rate: float, at: Callable[[float], tuple[float, float]], offset: float, observed: float, total: int
 ) -> NoiseEstimate:
-    """An estimate with the interval of the rates at which it would be no surprise.
+    """An estimate with the interval of the rates at which it would not be surprising.
 
     Args:
         count: Decisions that it rests on.
@@ -321,7 +321,7 @@ def no_surprise(
 
 
 def _first(holds: Callable[[float], bool]) -> float:
-    """The least shift at which something holds, if it holds from there on."""
+    """The least shift with a condition true from there on."""
     low, high = -WIDEST, WIDEST
     for _ in range(HALVINGS):
         middle = (low + high) / 2
@@ -330,7 +330,7 @@ def _first(holds: Callable[[float], bool]) -> float:
 
 
 def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
-    """Slope and offset of the log odds that fit the decisions best (Platt, 1999), with Gaussian priors.
+    """Slope and offset of the log odds with the best fit to the decisions (Platt, 1999), with Gaussian priors.
 
     Args:
         log_odds: (k,) by the scores.
@@ -344,7 +344,7 @@ def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> t
 def recalibrate_both(
     log_odds: FloatArray, answers: npt.NDArray[np.floating], mismatched: npt.NDArray[np.floating]
 ) -> FloatArray:
-    """Slope of the log odds, weight of the answers and offset that fit the decisions best.
+    """Slope of the log odds, weight of the answers and offset with the best fit to the decisions.
 
     Args:
         log_odds: (k,) by the scores.
@@ -356,7 +356,7 @@ def recalibrate_both(
 
 
 def _log_odds(fit: FloatArray, log_odds: FloatArray, answers: npt.NDArray[np.floating]) -> FloatArray:
-    """Log odds of a mismatch by the score and an answer, with what `recalibrate_both` has found."""
+    """Log odds of a mismatch by the score and an answer, with the fit of `recalibrate_both`."""
     slope, weight, offset = fit
     return np.asarray(slope * log_odds + weight * (2 * answers - 1) + offset)
 
@@ -387,7 +387,7 @@ def _most_probable(
 
 
 def most_instructive(mismatch: FloatArray, seed: int) -> npt.NDArray[np.int32]:
-    """(N,) the pairs in the order in which decisions on them teach the audit most: the least certain first.
+    """(N,) the pairs in the order of their use for learning: the least certain first.
 
     Among pairs of about the same uncertainty the order is random, so that look-alikes do not come in a row.
     """

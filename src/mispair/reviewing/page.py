@@ -150,7 +150,7 @@ def review(
 def audit_folder(
     audit: Audit | str | Path, folder: str | Path | None, images: str | Path | None
 ) -> tuple[Path, Path | None]:
-    """The folder of an audit, where one in memory is written to, and that of its images, if it is not known there."""
+    """The folder of an audit, written for one in memory, and that of its images."""
     if isinstance(audit, str | Path):
         return Path(audit), Path(images) if images else None
     place, images = _written(audit, Path(folder or "review")), images or audit.source.image_folder
@@ -170,7 +170,7 @@ def _written(audit: Audit, folder: Path) -> Path:
 
 
 def check_free(host: str, port: int) -> int:
-    """Refuse an address that the page cannot have, before anybody is told of it: another review may be there.
+    """Refuse an unusable address before it is printed; another review may be there.
 
     Returns:
         The port; a free one for 0.
@@ -193,7 +193,7 @@ def check_free(host: str, port: int) -> int:
 
 
 def names_of(host: str, port: int) -> frozenset[str] | None:
-    """Names under which browsers call a server at an address; None for any.
+    """The allowed names of a server at an address; None for any.
 
     >>> sorted(names_of("localhost", 8700))
     ['127.0.0.1:8700', '[::1]:8700', 'localhost:8700']

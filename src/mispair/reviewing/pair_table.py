@@ -34,7 +34,7 @@ Rows = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which pairs to show, and in which order."""
+    """Pairs to show, and their order."""
 
     low: float = 0.0  # match score
     high: float = 1.0
@@ -46,7 +46,7 @@ class Filter:
 
 
 class Pair(NamedTuple):
-    """The texts of a pair; empty where the audit has no such column."""
+    """The texts of a pair; empty for missing columns."""
 
     row: int
     id: str
@@ -101,7 +101,7 @@ class PairTable:
 
     @cached_property
     def readable(self) -> Rows:
-        """Rows that have a match score."""
+        """Rows with a match score."""
         return np.flatnonzero(~np.isnan(self.score)).astype(np.int32)
 
     def read(self, rows: Sequence[int] | Rows) -> list[Pair]:
@@ -111,7 +111,7 @@ class PairTable:
         return [Pair(*pair) for pair in zip(wanted.tolist(), *columns, strict=True)]
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
-        """The rows of these ids, without unknown ones; the first row of an id that several have."""
+        """The rows of these ids, without unknown ones; the first row of a repeated id."""
         import pyarrow
         import pyarrow.compute as compute
 
@@ -124,7 +124,7 @@ class PairTable:
         return dict(zip(wanted.take(place).to_pylist(), rows[first].tolist(), strict=True))
 
     def suggestions(self, row: int) -> list[Suggestion]:
-        """Better partners of a row, the best first; none for a row that has the id of one before it."""
+        """Better partners of a row, the best first; none for a row with a repeated id."""
         low, high = np.searchsorted(self._suggestions["row"], [row, row + 1])
         columns = (self._suggestions[name][low:high].tolist() for name in ("is_left", "other", "score"))
         return [Suggestion("left" if is_left else "right", *one) for is_left, *one in zip(*columns, strict=True)]
@@ -159,7 +159,7 @@ class PairTable:
         return all(self._texts[name].equals(texts(cells)) for name, cells in columns.items() if name in self.columns)
 
     def _select(self, wanted: Filter) -> Rows:
-        """The rows that a filter lets through, in its order."""
+        """The rows of a filter, in its order."""
         import pyarrow.compute as compute
 
         mask = self.flagged.copy() if wanted.flagged else np.ones(len(self), dtype=bool)
@@ -188,7 +188,7 @@ class PairTable:
 
 
 def read_audit(folder: Path, *columns: str) -> pyarrow.Table:
-    """The table of an audit, or those of these columns that it has."""
+    """The table of an audit, or some of its columns."""
     import pyarrow
 
     path = folder / TABLE
@@ -213,7 +213,7 @@ def texts(cells: pyarrow.Array | pyarrow.ChunkedArray) -> pyarrow.LargeStringArr
 
 
 def _searchable(text: Any) -> Any:
-    """A text or a column of texts without differences that a search ignores."""
+    """Normalise a text or a column of texts for a search."""
     import pyarrow.compute as compute
 
     return compute.utf8_lower(compute.utf8_normalize(text, "NFC"))

@@ -1,4 +1,4 @@
-"""A review: the pairs of an audit, the decisions on them, and which pair comes next."""
+"""A review: the pairs of an audit, the decisions on them, and the next pair."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class PairView:
 
 @dataclass(frozen=True)
 class Opinion:
-    """What an annotator says of a pair: never a decision, unless a person accepts it."""
+    """An annotator's opinion of a pair: no decision until a person accepts it."""
 
     annotator: str
     verdict: Verdict  # keep or drop
@@ -97,7 +97,7 @@ class RateProgress:
 
 
 def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
-    """What counts most against a pair, and what else it shows.
+    """The main reason against a pair, and its other faults.
 
     >>> _each_once("its image is tiny", ["image is tiny", "caption is empty"])
     ['its image is tiny', 'caption is empty']
@@ -106,7 +106,7 @@ def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
 
 
 def decided_rate(folder: Path) -> NoiseEstimate | None:
-    """The noise rate by the decisions on the drawn pairs of a reviewed audit, or by those that this audit rests on."""
+    """The noise rate by decisions on drawn pairs, of this review or of the one behind the audit."""
     review = Review(folder)
     try:
         return review.decided or (None if review.summary is None else review.summary.decided)
@@ -142,7 +142,7 @@ class Review:
     # Showing
 
     def view(self, row: int) -> PairView:
-        """One pair with everything that the page shows of it."""
+        """One pair with its suggestions."""
         if not 0 <= row < len(self.table):
             raise NotFoundError(f"no row {row} among {len(self.table):,} pairs", where=self.folder)
         return replace(self.views([row])[0], suggestions=self._suggestions(row))
@@ -199,12 +199,12 @@ class Review:
     # Browsing
 
     def rows(self, wanted: Filter, state: State = "any") -> Rows:
-        """The rows that a filter and a state of decision let through, in order."""
+        """The rows of a filter with a state of decision, in order."""
         order = self.table.select(wanted)
         return order if state == "any" else order[self._in_state(order, state)]
 
     def neighbours(self, row: int, wanted: Filter, state: State = "any") -> tuple[int | None, int | None]:
-        """The rows before and after a row in the order of a filter; the row itself need not be in that state."""
+        """The rows before and after a row in the order of a filter; the row may have another state."""
         order = self.table.select(wanted)
         here = np.flatnonzero(order == row)
         before, after = (order[: here[0]], order[here[0] + 1 :]) if len(here) else (order[:0], order)
@@ -219,7 +219,7 @@ class Review:
         return np.asarray(verdicts == VERDICTS.index(Verdict(state)))
 
     def _verdicts(self) -> npt.NDArray[np.int8]:
-        """(N,) the verdict on each row, as a place in `VERDICTS`; only what has changed since the last time is read."""
+        """(N,) the verdict on each row, as a place in `VERDICTS`; reads only the changes."""
         with self._following:
             last, changed = self.decisions.since(self._followed)
             for name, row in self.table.find(changed).items():
@@ -253,7 +253,7 @@ class Review:
         return self.decisions.add([replace(decision, id=name) for name in names.values()])
 
     def _check_ids(self, unreadable: Mapping[int, str]) -> None:
-        """Refuse rows that share their id with a row before them: an audit reads only that one."""
+        """Refuse rows with a repeated id: an audit reads only the first row."""
         first = self.table.find(set(unreadable.values()))
         for row, name in unreadable.items():
             if first.get(name) != row:
@@ -267,7 +267,7 @@ class Review:
         return [rows[name] for name in undone if name in rows]
 
     def progress(self) -> Counter[str]:
-        """How many pairs have each verdict; decisions on pairs that the audit does not have any more do not count."""
+        """Number of pairs with each verdict, without decisions on missing pairs."""
         found = self._verdicts()
         counts = {str(verdict): int(np.count_nonzero(found == place)) for place, verdict in enumerate(VERDICTS)}
         return Counter({verdict: count for verdict, count in counts.items() if count})
@@ -287,7 +287,7 @@ class Review:
 
     @cached_property
     def drawn_rows(self) -> Rows:
-        """The readable rows in the order in which they are drawn."""
+        """The readable rows in drawn order."""
         return np.asarray(self.table.readable[self.draw.order])
 
     @cached_property
@@ -315,12 +315,12 @@ class Review:
         return None
 
     def next_instructive(self) -> int | None:
-        """The undecided pair on which a decision teaches the audit most."""
+        """The undecided pair of most use for learning."""
         undecided = np.flatnonzero(self._verdicts().take(self._instructive_rows) == UNDECIDED)
         return int(self._instructive_rows[undecided[0]]) if len(undecided) else None
 
     def inclusion(self, row: int) -> float:
-        """Probability with which a pair is among those drawn up to it."""
+        """Probability of a pair to be among those drawn up to it."""
         places = np.flatnonzero(self.drawn_rows == row)
         if not len(places):
             raise NotFoundError("This pair was not drawn for the noise rate", advice="Reload the page")
@@ -333,14 +333,14 @@ class Review:
         return self.rate().estimate
 
     def advice(self) -> list[str]:
-        """What the reviewer should know first: that the noise rate of the audit may be wrong, or is."""
+        """Sentences for the reviewer if the noise rate of the audit may be wrong."""
         if self.summary is None:
             return []
         summary = self.summary.model_copy(update={"decided": self.decided or self.summary.decided})
         return summary.rate_sentences if summary.may_be_blind or summary.is_contradicted else []
 
     def rate(self, annotator: str | None = None) -> RateProgress:
-        """The noise rate from the decisions on drawn pairs, up to the first that is not decided, and from answers.
+        """The noise rate from answers and from decisions on drawn pairs, up to the first undecided one.
 
         Args:
             annotator: Whose answers count; by default those of the annotator that was asked last.
@@ -358,7 +358,7 @@ class Review:
         )
 
     def plan(self, half_width: float, annotator: str, most_calls: int | None = None, calls: int | None = None) -> Plan:
-        """What an interval is expected to take, by the decisions and the answers of an annotator so far."""
+        """The expected effort for an interval, by the decisions and answers so far."""
         return self.draw.plan(
             half_width, self._decisions_in_order()[0], self.answers_in_order(annotator)[0], most_calls, calls
         )

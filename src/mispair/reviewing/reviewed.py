@@ -1,4 +1,4 @@
-"""An audit with the decisions of a review, and what becomes of each of its pairs."""
+"""An audit with the decisions of a review, and the fate of each pair."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Reviewed:
 
     @cached_property
     def decided(self) -> dict[int, Decision]:
-        """The decisions on pairs that are there, by their row."""
+        """The decisions on known pairs, by row."""
         return {self.rows[name]: one for name, one in self.decisions.items() if name in self.rows}
 
     def sentence(self) -> str:
@@ -101,7 +101,7 @@ class Reviewed:
         )
 
     def plan(self, source: Source, *, policy: Policy = "decided", mend: bool = False) -> tuple[Edits, Manifest]:
-        """What becomes of each pair; people's decisions come before the audit's.
+        """The fate of each pair; people's decisions come before the audit's.
 
         Args:
             source: The audited pairs.
@@ -182,7 +182,7 @@ def is_audit(folder: Path) -> bool:
 
 
 def _check_images(pairs: Source, table: pyarrow.Table) -> None:
-    """Refuses to go on without images that the audit could read, of which nobody would notice that they are missing."""
+    """Refuse missing images that the audit could read."""
     rows = np.flatnonzero(np.asarray(table.column("match_score").is_valid()))
     rows = rows if pairs.groups is None else rows[np.unique(pairs.groups[rows], return_index=True)[1]]
     files = [file for row in rows.tolist() if (file := pairs.image_file(row)) is not None]
@@ -195,10 +195,10 @@ def _check_images(pairs: Source, table: pyarrow.Table) -> None:
 
 
 def known_columns(source: Source) -> dict[str, Any]:
-    """Columns of an audit's table by which its pairs are recognised."""
+    """Columns to recognise the pairs of an audit by."""
     return {"id": source.id_column(0, len(source)), **source.item_columns(0, len(source))}
 
 
 def first_rows(ids: Sequence[str]) -> dict[str, int]:
-    """The row of each id; the first of rows with the same one, as the audit could read only that."""
+    """The row of each id; the first row of a repeated id, as in an audit."""
     return {name: row for row, name in reversed(list(enumerate(ids)))}

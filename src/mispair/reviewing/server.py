@@ -61,7 +61,7 @@ ModeName = Literal["browse", "rate", "teach"]
 
 @dataclass(frozen=True)
 class Address(Filter):
-    """What a page shows: the query of its address, with a filter in it."""
+    """The content of a page: the query of its address, with a filter."""
 
     mode: ModeName = "browse"  # browse freely, decide drawn pairs for the noise rate, or teach the audit
     view: View = "one"  # one pair, or many
@@ -75,7 +75,7 @@ class Address(Filter):
 
     @classmethod
     def of(cls, given: dict[str, str]) -> Address:
-        """From a query; what is not understood gets its default."""
+        """Read a query; unknown values get their defaults."""
         found: dict[str, Any] = {}
         choices = {"mode": ModeName, "view": View, "sort": Sort, "state": State}
         for name, text in given.items():
@@ -92,7 +92,7 @@ class Address(Filter):
         return cls(**found)
 
     def link(self, **changes: Any) -> str:
-        """The address with changes, without what is as by default."""
+        """The address with changes, without default values."""
         changed, usual = replace(self, **changes), Address()
         given = {field.name: getattr(changed, field.name) for field in fields(self)}
         different = {name: value for name, value in given.items() if value != getattr(usual, name)}
@@ -347,7 +347,7 @@ class _Server:
 
 
 def _without_repeats(counts: dict[str, int]) -> dict[str, int]:
-    """Reasons without those that another one contains: a filter by that one finds their pairs, too.
+    """Reasons without those contained in another one, whose filter finds the same pairs.
 
     >>> _without_repeats({"image is tiny": 3, "its image is tiny": 2, "its own": 1})
     {'image is tiny': 3, 'its own': 1}

@@ -1,4 +1,4 @@
-"""Decisions to and from files: CSV, and what Label Studio and Argilla export after `mispair audit --for`."""
+"""Decisions to and from files: CSV, and the JSON of Label Studio and Argilla after `mispair audit --for`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadshe
 
 
 def decisions_csv(decisions: Iterable[Decision]) -> bytes:
-    """Decisions as CSV, one row a pair, in the order in which they were made."""
+    """Decisions as CSV, one row a pair, in their order."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
@@ -32,7 +32,7 @@ def decisions_csv(decisions: Iterable[Decision]) -> bytes:
 
 
 def write_decisions(audit: Path, path: Path) -> int:
-    """Write the decisions on an audit that count as CSV; returns how many. The audit need not be writable."""
+    """Write the current decisions on an audit as CSV, and return their number. The audit may be read-only."""
     read_audit(audit, "id")
     file = audit / FILE
     current = read_current(file) if file.exists() else {}
@@ -127,7 +127,7 @@ Choice = tuple[str, str, str]  # id, choice, who
 
 
 def _label_studio(task: dict[str, Any]) -> Choice | None:
-    """The last annotation of a task that was not skipped."""
+    """The last annotation of a task, without skipped ones."""
     done = [one for one in task.get("annotations", []) if not one.get("was_cancelled") and one.get("result")]
     if not done:
         return None
@@ -145,7 +145,7 @@ def _argilla(record: dict[str, Any]) -> Choice | None:
 
 
 def _defused(cell: str) -> str:
-    """A cell that a spreadsheet does not compute. One that looks like that already gets another apostrophe."""
+    """A cell safe for spreadsheets. One with an apostrophe already gets another."""
     return f"'{cell}" if cell.lstrip("'").startswith(_COMPUTED) else cell
 
 

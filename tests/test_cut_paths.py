@@ -26,7 +26,7 @@ from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts.copies import MANIFEST
 from mispair.pairs.pairs import Pairs, Vectors, subset, unflagged
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
-from mispair.reviewing.export import export
+from mispair.reviewing.reviewed import export
 from mispair.robust.robust import Robust
 from mispair.training import fit as fit_module
 from mispair.training import from_files as from_files_module

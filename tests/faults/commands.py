@@ -25,7 +25,7 @@ import mispair.auditing.audit
 import mispair.auditing.folder
 import mispair.auditing.report.page
 import mispair.bench.suite.runner
-import mispair.reviewing.export
+import mispair.reviewing.reviewed
 import mispair.training.from_files
 from audit_cases import make_case, write_clip
 from mispair.cli.main import main

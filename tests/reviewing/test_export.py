@@ -27,9 +27,8 @@ from mispair.pairs.pairs import Regions, Tokens
 from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.compare import check_decided, compare
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
-from mispair.reviewing.export import export
 from mispair.reviewing.review import Review
-from mispair.reviewing.reviewed import Reviewed
+from mispair.reviewing.reviewed import Reviewed, export
 from refusals import refused
 
 COUNT = 12

@@ -254,8 +254,9 @@ def calibrate(
         known = checked_rows(source, checked).among(readable)
         base = views[-1] if views else None
         views.append(by_checked(values, known.rows, known.matched, columns, known.stands_for, base))
-    found = Calibration(source, readable, tuple(views), ())
-    notes = [*_gaps(found), *filter(None, [disagreement(views)]), *_limits(found.view)]
+    missing = int(np.count_nonzero(~readable))
+    gaps = f"Without a score, and so without a probability: {missing:,} of {len(source):,} pairs." if missing else ""
+    notes = filter(None, [gaps, disagreement(views), *_limits(views[-1])])
     return Calibration(source, readable, tuple(views), tuple(notes))
 
 
@@ -280,11 +281,6 @@ def draw_to_check(
     columns = {"id": source.ids.take(rows), "right": [""] * len(rows), **shown}
     write_table(path, [defused(pyarrow.table(columns))], overwrite=overwrite)
     return len(rows)
-
-
-def _gaps(found: Calibration) -> list[str]:
-    missing = len(found) - int(found.readable.sum())
-    return [f"Without a score, and so without a probability: {missing:,} of {len(found):,} pairs."] if missing else []
 
 
 def _limits(view: View) -> list[str]:

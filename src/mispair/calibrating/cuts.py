@@ -40,19 +40,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Ordered pairs with probabilities of a match. A cut keeps all pairs of the same score or none.
+    """Ordered pairs with probabilities of a match. A cut keeps all pairs of the same score or none."""
 
-    Args:
-        order: (n,) higher is better.
-        match: (n,) probabilities.
-        rate: Noise rate, and both ends of its interval.
-        interval: 95 % interval of the share of mismatched pairs among some; by default that of the rate gives it.
-    """
-
-    order: FloatArray
-    match: FloatArray
-    rate: tuple[float, float, float]
-    interval: Callable[[IntArray], tuple[float, float]] | None = None
+    order: FloatArray  # (n,) higher is better
+    match: FloatArray  # (n,) probabilities
+    rate: tuple[float, float, float]  # noise rate, and both ends of its interval
+    interval: Callable[[IntArray], tuple[float, float]] | None = None  # of the share of mismatched pairs among some
 
     @cached_property
     def _best_first(self) -> IntArray:
@@ -129,14 +122,9 @@ class Ranked:
 
 
 def at_rate(match: FloatArray, rate: float, rounds: int = 200) -> FloatArray:
-    """Probabilities for pairs of another noise rate, such as those of one source, as expectation maximisation finds it.
+    """Probabilities (n,) for pairs of another noise rate, such as those of one source, from those at `rate`.
 
     The odds of each pair are multiplied by the same factor until their mean agrees with it (Saerens et al., 2002).
-
-    Args:
-        match: (n,) probabilities that hold at the noise rate of all pairs.
-        rate: That rate.
-        rounds: At most so many.
     """
     base = min(max(1 - rate, 1e-6), 1 - 1e-6)
     share, found = base, match

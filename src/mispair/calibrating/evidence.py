@@ -38,34 +38,21 @@ Interval = Callable[[IntArray], tuple[float, float]]
 
 @dataclass(frozen=True)
 class View:
-    """One kind of evidence about n pairs.
+    """One kind of evidence about n pairs."""
 
-    Attributes:
-        evidence: "shuffled", "vectors", "audit" or "checked".
-        wrong: What counts as a wrong pair by it.
-        rate: Noise rate.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-        order: (n,) what orders the pairs, higher is better.
-        match: (n,) probability that each pair matches; it never falls with the order.
-        look_alikes_found: Share of the pairs with a look-alike's partner, made on purpose, that seem mismatched.
-        at_most: Largest share of wrong pairs that the evidence cannot rule out; None where it is the interval.
-        count: Shuffled, audited or checked pairs that it rests on.
-        interval: 95 % interval of the share of wrong pairs among some rows, where there is a better one than by the
-            interval of the rate.
-    """
-
-    evidence: str
-    wrong: str
-    rate: float
-    low: float
+    evidence: str  # "shuffled", "vectors", "audit" or "checked"
+    wrong: str  # kind of pairs it calls wrong
+    rate: float  # noise rate
+    low: float  # ends of its 95 % interval
     high: float
-    order: FloatArray
-    match: FloatArray
-    look_alikes_found: float | None = None
-    at_most: float | None = None
-    count: int = 0
-    interval: Interval | None = None
+    order: FloatArray  # (n,) higher is better
+    match: FloatArray  # (n,) probability of a match; never falls with the order
+    look_alikes_found: float | None = None  # share of pairs with a look-alike's partner that seem mismatched
+    at_most: float | None = None  # largest possible share of wrong pairs, if more than `high`
+    count: int = 0  # shuffled, audited or checked pairs
+    interval: Interval | None = (
+        None  # of the share of wrong pairs among some rows; by default that of the rate gives it
+    )
 
     @property
     def rates(self) -> tuple[float, float, float]:
@@ -87,13 +74,9 @@ def normal_scores(*parts: FloatArray) -> list[FloatArray]:
 def by_shuffled(
     scores: FloatArray, shuffled: FloatArray, columns: Sequence[str], close: FloatArray | None = None
 ) -> View:
-    """The scores as a mixture of those of shuffled pairs and of others.
+    """Scores (n, m) as a mixture of those of shuffled pairs (s, m) and of others.
 
-    Args:
-        scores: (n, m) the columns of all pairs.
-        shuffled: (s, m) of shuffled pairs.
-        columns: Names of the columns.
-        close: (c, m) of pairs with the partner of a look-alike.
+    `close` are the scores (c, m) of pairs with the partner of a look-alike.
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     _enough(len(shuffled), LEAST_SHUFFLED, "shuffled pairs")
@@ -149,15 +132,7 @@ def _like_shuffled(
 def by_vectors(
     score: FloatArray, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating], column: str, seed: int = 0
 ) -> View:
-    """The same for a score that rises with the cosine of two vectors: mispair makes the shuffled pairs.
-
-    Args:
-        score: (n,)
-        left: (n, D) vectors of one side.
-        right: (n, D) of the other.
-        column: Name of the score.
-        seed: Of the shuffled pairs.
-    """
+    """The same for a score (n,) that rises with the cosine of two vectors (n, D): mispair makes the shuffled pairs."""
     _enough(len(score), LEAST_PAIRS, "pairs with a score")
     alike = 0.0
     if left.shape[1] == right.shape[1]:
@@ -237,7 +212,7 @@ def by_audit(
         match: (n,) match scores of the audit.
         rate: Its noise rate, and both ends of its interval.
         columns: Names of the columns.
-        at_most: Largest share of mismatched pairs that the audit cannot rule out.
+        at_most: Largest possible share of mismatched pairs.
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     order, _ = _fitted(scores, scores, match, columns, "the audit")

@@ -31,19 +31,12 @@ from mispair.support.owned_folder import check_unchanged, read_mark
 
 @dataclass(frozen=True)
 class Scored:
-    """Pairs with scores, and their data set.
-
-    Attributes:
-        source: The data set.
-        order: (N,) higher is better; NaN where there is none.
-        match: (N,) probability that each pair matches; None for scores that nobody has calibrated.
-        rate: Noise rate, and both ends of its interval.
-    """
+    """Pairs with scores, and their data set."""
 
     source: Source
-    order: FloatArray
-    match: FloatArray | None = None
-    rate: tuple[float, float, float] = (0.5, 0.0, 1.0)
+    order: FloatArray  # (N,) higher is better; NaN without a score
+    match: FloatArray | None = None  # (N,) probability of a match; None without a calibration
+    rate: tuple[float, float, float] = (0.5, 0.0, 1.0)  # noise rate, and both ends of its interval
 
 
 def open_scored(path: Path, score: str | None = None) -> Scored:
@@ -95,17 +88,11 @@ def _rows(path: Path) -> Source:
 
 @dataclass(frozen=True)
 class Kept:
-    """The pairs kept by a cut.
+    """The pairs kept by a cut."""
 
-    Attributes:
-        mask: (N,) whether each pair is kept.
-        cuts: The cut of each value of the column by which it was made, "" without one; None where nothing is kept.
-        pairs: Pairs with each value.
-    """
-
-    mask: Mask
-    cuts: dict[str, Cut | None]
-    pairs: dict[str, int]
+    mask: Mask  # (N,) whether each pair is kept
+    cuts: dict[str, Cut | None]  # by the values of a column, "" without one; None if nothing is kept
+    pairs: dict[str, int]  # with each value
 
 
 def choose(scored: Scored, by: str | None = None, **wish: Any) -> Kept:

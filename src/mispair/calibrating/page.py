@@ -37,11 +37,7 @@ class Curve:
 def render(ranked: Ranked, cut: Cut | None, views: Sequence[View], **shown: object) -> str:
     """The page as HTML, without scripts and external files.
 
-    Args:
-        ranked: The pairs in their order.
-        cut: The one that was asked for.
-        views: What each kind of evidence says; the last one counts.
-        shown: As the template names it: `source` and `column` (names), `cuts` (the usual ones), `notes` and `command`.
+    The last view counts. The template names what is `shown`: `source`, `column`, `cuts`, `notes` and `command`.
     """
     histogram, lowest, highest = score_histogram(ranked)
     place = None

@@ -156,17 +156,11 @@ def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tup
 
 @dataclass(frozen=True)
 class Checked:
-    """Rows checked by people.
+    """Rows checked by people."""
 
-    Attributes:
-        rows: (k,)
-        matched: (k,) whether each matches.
-        stands_for: (k,) how many rows each stands for, up to a factor; None where all stand for equally many.
-    """
-
-    rows: IntArray
-    matched: npt.NDArray[np.bool_]
-    stands_for: FloatArray | None = None
+    rows: IntArray  # (k,)
+    matched: npt.NDArray[np.bool_]  # (k,)
+    stands_for: FloatArray | None = None  # (k,) number of rows that each stands for, up to a factor; None if equal
 
     def among(self, readable: npt.NDArray[np.bool_]) -> Checked:
         """The same with places among the readable rows, without others."""

@@ -184,7 +184,7 @@ def export(
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the counts as JSON.
     """
-    from mispair.reviewing.export import export as export_set
+    from mispair.reviewing.reviewed import export as export_set
 
     done = export_set(out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device)
     if json:

@@ -238,13 +238,7 @@ class _Pace:
 
 
 class _Run:
-    """One annotator, asked by several threads.
-
-    Args:
-        review: The audit and its decisions.
-        annotator: Who is asked.
-        budget: What it may cost.
-    """
+    """One annotator, asked by several threads."""
 
     def __init__(self, review: Review, annotator: Annotator, budget: Budget) -> None:
         self.review, self.answers, self.annotator, self.budget = review, review.answers, annotator, budget

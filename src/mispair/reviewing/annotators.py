@@ -37,9 +37,9 @@ class NoAnswerError(Exception):
     """There was no answer.
 
     Attributes:
-        again: Whether there may be one at the next attempt.
-        busy: Whether the annotator has refused to do anything for now, so that nothing is to pay.
-        seconds: After which a busy one may be asked again; None if it did not say so.
+        again: Whether another attempt may help.
+        busy: Whether the annotator did nothing, so that nothing is to pay.
+        seconds: Pause that a busy annotator asks for; None if it did not say.
     """
 
     def __init__(self, text: str, *, again: bool = True, busy: bool = False, seconds: float | None = None) -> None:
@@ -60,12 +60,7 @@ class Annotator:
         self.name, self.identity, self.receiver = name, json.dumps(identity), receiver
 
     def ask(self, image: bytes, caption: str) -> object:
-        """The answer on a pair, for `read_answer`; a call may be paid for even if this raises.
-
-        Args:
-            image: A JPEG.
-            caption: Its caption.
-        """
+        """The answer on a JPEG and its caption, for `read_answer`; a call may be paid for even if this raises."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from mispair.reviewing.review_file import ReviewFile
+from mispair.reviewing.decisions import ReviewFile
 
 ROUNDING = 1e-9  # by which sums of prices may differ
 
@@ -97,11 +97,7 @@ class Answers(ReviewFile):
     def begin_call(self, annotator: str, price: float, limit: float | None, most_calls: int | None) -> int | None:
         """Write down a call before it is made; None if it would exceed a limit.
 
-        Args:
-            annotator: Whose call.
-            price: Of the call.
-            limit: The highest price of all calls of the file.
-            most_calls: The most calls of this annotator.
+        `limit` is for the price of all calls of the file, `most_calls` for the calls of this annotator.
         """
         with self._transaction():
             if limit is not None and self.spent + price > limit + ROUNDING:

@@ -23,10 +23,7 @@ ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 class AuditedData:
     """The data set of an audit. It is opened only for images inside its files, as opening takes time.
 
-    Args:
-        audit: The output of an audit, which knows where its input was.
-        images: Folder of the images, if they have been moved since.
-        is_audited: Whether pairs whose images are inside their files are those that were audited.
+    `is_audited` says whether opened pairs are still those of the audit.
     """
 
     def __init__(
@@ -63,11 +60,7 @@ class AuditedData:
         return bool(name) or (self._archive is not None and self._archive.has_image(row))
 
     def read_image(self, row: int, name: str) -> bytes | None:
-        """The image of a row; None without one, or outside the folder of the images.
-
-        Returns:
-            None where there is no image, or where it lies outside the folder of the images.
-        """
+        """The image of a row; None without one, or outside the folder of the images."""
         try:
             folder = self.image_folder
             path = None if folder is None or not name else find_image([folder], name)

@@ -93,12 +93,7 @@ class AnnotatorErrors:
 
 
 def annotator_errors(mismatched: npt.NDArray[np.floating], answers: npt.NDArray[np.floating]) -> AnnotatorErrors:
-    """Count contradictions of answers and decisions.
-
-    Args:
-        mismatched: (k,) decisions on the first drawn pairs, as for `Draw.estimate`.
-        answers: (n,) of the annotator on the first drawn pairs.
-    """
+    """Count contradictions of decisions (k,) and answers (n,) on the first drawn pairs."""
     both = min(len(mismatched), len(answers))
     people, annotator = mismatched[:both], answers[:both]
     answered = ~np.isnan(annotator)
@@ -118,14 +113,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Draw:
-    """A random order of the pairs, for the noise rate.
+    """A random order of the pairs, for the noise rate."""
 
-    Args:
-        mismatch: (N,) probability that each pair is mismatched, by its match score.
-        seed: Seed of the draw.
-    """
-
-    mismatch: FloatArray
+    mismatch: FloatArray  # (N,) probability that each pair is mismatched
     seed: int
 
     @cached_property
@@ -330,12 +320,7 @@ def _first(holds: Callable[[float], bool]) -> float:
 
 
 def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
-    """Slope and offset of the log odds with the best fit to the decisions (Platt, 1999), with Gaussian priors.
-
-    Args:
-        log_odds: (k,) by the scores.
-        mismatched: (k,) the decisions, 0 or 1.
-    """
+    """Slope and offset of the log odds (k,) with the best fit to decisions (k,), with Gaussian priors (Platt, 1999)."""
     design = np.stack([log_odds, np.ones_like(log_odds)])
     slope, offset = _most_probable(design, mismatched, (SLOPE, 0.0), (SLOPE_SPREAD, OFFSET_SPREAD)).tolist()
     return slope, offset
@@ -344,13 +329,7 @@ def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> t
 def recalibrate_both(
     log_odds: FloatArray, answers: npt.NDArray[np.floating], mismatched: npt.NDArray[np.floating]
 ) -> FloatArray:
-    """Slope of the log odds, weight of the answers and offset with the best fit to the decisions.
-
-    Args:
-        log_odds: (k,) by the scores.
-        answers: (k,) of an annotator, 0 or 1.
-        mismatched: (k,) the decisions, 0 or 1.
-    """
+    """Slope of the log odds, weight of the answers and offset with the best fit to decisions, all (k,)."""
     design = np.stack([log_odds, 2 * answers - 1, np.ones_like(log_odds)])
     return _most_probable(design, mismatched, (SLOPE, WEIGHT, 0.0), (SLOPE_SPREAD, WEIGHT_SPREAD, LEAN_SPREAD))
 
@@ -364,13 +343,9 @@ def _log_odds(fit: FloatArray, log_odds: FloatArray, answers: npt.NDArray[np.flo
 def _most_probable(
     design: FloatArray, target: npt.NDArray[np.floating], means: tuple[float, ...], spreads: tuple[float, ...]
 ) -> FloatArray:
-    """(m,) weights of a logistic regression with the greatest posterior density.
+    """(m,) weights of a logistic regression with the greatest posterior density under Gaussian priors.
 
-    Args:
-        design: (m, k).
-        target: (k,) 0 or 1.
-        means: Of the Gaussian priors.
-        spreads: Their standard deviations.
+    The design is (m, k), the target (k,) 0 or 1.
     """
     middle, precision = np.array(means), np.array(spreads) ** -2.0
 

@@ -170,11 +170,7 @@ def _written(audit: Audit, folder: Path) -> Path:
 
 
 def check_free(host: str, port: int) -> int:
-    """Refuse an unusable address before it is printed; another review may be there.
-
-    Returns:
-        The port; a free one for 0.
-    """
+    """The port of a usable address, a free one for 0; another review may be at this one."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         for family, _, _, _, place in found:

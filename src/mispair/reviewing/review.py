@@ -115,12 +115,7 @@ def decided_rate(folder: Path) -> NoiseEstimate | None:
 
 
 class Review:
-    """The state of a review, safe for threads.
-
-    Args:
-        folder: The output of an audit; decisions are written to `decisions.sqlite` in it.
-        images: Folder of the images, if they have been moved since the audit.
-    """
+    """The state of a review, safe for threads. Decisions are written to the folder of the audit."""
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
         self.folder = folder
@@ -340,10 +335,9 @@ class Review:
         return summary.rate_sentences if summary.may_be_blind or summary.is_contradicted else []
 
     def rate(self, annotator: str | None = None) -> RateProgress:
-        """The noise rate from answers and from decisions on drawn pairs, up to the first undecided one.
+        """The noise rate from decisions on drawn pairs, up to the first undecided one, and from answers.
 
-        Args:
-            annotator: Whose answers count; by default those of the annotator that was asked last.
+        The answers are those of an annotator, by default of the one that was asked last.
         """
         found, decided = self._decisions_in_order()
         answers, name = self.answers_in_order(annotator)

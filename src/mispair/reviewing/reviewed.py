@@ -1,7 +1,8 @@
-"""An audit with the decisions of a review, and the fate of each pair."""
+"""An audit with the decisions of a review: the fate of each pair, and the export of the mended set."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import shlex
 from collections import Counter
@@ -19,7 +20,8 @@ from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
 from mispair.errors import DataError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
-from mispair.pairs.layouts.copies import clean_edits, mended_edits
+from mispair.pairs.layouts.copies import MANIFEST, clean_edits, is_copied, mended_edits, write_copy
+from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import read_parquet
 from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
@@ -47,12 +49,7 @@ class Reviewed:
 
     @classmethod
     def read(cls, audit: Path, images: Path | None = None) -> Reviewed:
-        """Reads the output of an audit, perhaps with decisions of a review.
-
-        Args:
-            audit: The output of the audit.
-            images: Folder of the images, if they have been moved since.
-        """
+        """Read an audit, perhaps with decisions; `images` is the folder of the images, if they have been moved."""
         data = read_input(audit)
         data = data if images is None else replace(data, images=images)
         check_unchanged(audit, AUDIT, READ_BACK)
@@ -202,3 +199,43 @@ def known_columns(source: Source) -> dict[str, Any]:
 def first_rows(ids: Sequence[str]) -> dict[str, int]:
     """The row of each id; the first row of a repeated id, as in an audit."""
     return {name: row for row, name in reversed(list(enumerate(ids)))}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The result of an export."""
+
+    folder: Path  # where the data set is
+    counts: Mapping[str, int]  # pairs that were kept, dropped, re-paired and rewritten, and that repeat another one
+
+
+def export(
+    audit: Path,
+    to: Path,
+    *,
+    policy: Policy = "flagged",
+    mend: bool = False,
+    overwrite: bool = False,
+    images: Path | None = None,
+    device: str = "auto",
+) -> Exported:
+    """Write the audited data set as it is after the decisions, with a manifest of all pairs.
+
+    A finished export of the same audit and decisions is left as it is, unless `overwrite` is given. `policy` and `mend`
+    are those of `Reviewed.plan`; `images` is the folder of the images, if they have been moved since the audit.
+    """
+    found = Reviewed.read(audit, images)
+    request: dict[str, Json] = {**found.request, "policy": policy, "mend": mend}
+    if not overwrite and is_copied(to, request):  # by a run that was killed before it could say so, or long ago
+        with (to / MANIFEST).open(encoding="utf-8", newline="") as file:
+            return Exported(to, Counter(row["action"] for row in csv.DictReader(file)))
+    source = found.open(device)
+    edits, manifest = found.plan(source, policy=policy, mend=mend)
+    write_copy(source, edits, to, overwrite, request=request, also=lambda folder: _write_manifest(manifest, folder))
+    return Exported(to, Counter(row["action"] for row in manifest))
+
+
+def _write_manifest(manifest: Manifest, folder: Path) -> None:
+    import pyarrow
+
+    write_table(folder / MANIFEST, [defused(pyarrow.Table.from_pylist(manifest))])

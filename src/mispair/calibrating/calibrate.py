@@ -102,7 +102,7 @@ class Calibration:
         }  # fmt: skip
 
     def write(self, out: str | Path, cut: Cut | None = None, *, overwrite: bool = False, command: str = "") -> None:
-        """Writes a folder with the page, the table of all pairs and `summary.json`.
+        """Write a folder with the page, the table of all pairs and `summary.json`.
 
         Args:
             out: The folder.

@@ -96,7 +96,7 @@ class Kept:
 
 
 def choose(scored: Scored, by: str | None = None, **wish: Any) -> Kept:
-    """Applies a cut, one of those of `Ranked.cut`, to the pairs of each source by itself if a column is given.
+    """Apply a cut, one of those of `Ranked.cut`, to the pairs of each source by itself if a column is given.
 
     A source has its own noise rate, so its probabilities are those of all pairs at that rate (see `at_rate`).
     """
@@ -138,7 +138,7 @@ def write_kept(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Writes the kept pairs: a copy in the layout of the data, a mask, or the uids as DataComp reads them."""
+    """Write the kept pairs: a copy in the layout of the data, a mask, or the uids as DataComp reads them."""
     arrays: dict[Path, npt.NDArray[Any]] = {} if mask_file is None else {mask_file: mask}
     if uids is not None:
         named = source.table is not None and source.table.find("id") is not None  # numbers of rows would be uids, too

@@ -119,7 +119,7 @@ def _cluster(arguments: AuditArguments) -> AbstractContextManager[Any]:
 
 
 def _check_overwritten(out: Path, data: AuditInput) -> None:
-    """Refuses to replace an audit with decisions by one of other pairs: they would count for these.
+    """Refuse to replace an audit with decisions by one of other pairs: they would count for these.
 
     Decisions on pairs that are gone count for none; those on pairs that stay go on to count.
     """
@@ -295,7 +295,7 @@ def encode(arguments: EncodeArguments) -> int:
 
 
 def _say_bad_code(bad: int, pairs: int, listed: str) -> None:
-    """Explains the exit code, on stderr: results on stdout may be JSON."""
+    """Explain the exit code, on stderr: results on stdout may be JSON."""
     say(
         f"Note: {bad:,} of {pairs:,} pairs could not be read, which is more than 1 %, so the exit code is {BAD_CODE}; "
         f"{listed} which ones, and why.",

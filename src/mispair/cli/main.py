@@ -25,7 +25,7 @@ from mispair.cli.calibrate import calibrate, filter_pairs
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
-from mispair.cli.output import console, print_json, print_table, say, with_flags
+from mispair.cli.output import console, print_json, print_table, say, taken, with_flags
 from mispair.cli.review import annotate, export, review
 from mispair.errors import ConfigError, MispairError
 from mispair.support.cores import share_cores
@@ -156,13 +156,13 @@ GROUPS = ("data", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; a mistake of the user's becomes a sentence on stderr and an exit code."""
+    """Run a command; a mistake of the user's becomes a sentence on stderr and an exit code."""
     alone, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     warnings.showwarning = lambda message, *_, **__: say(f"Note: {message}", file=sys.stderr)
     if isinstance(sys.stdout, TextIOWrapper):  # captions and names may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        threads = _taken(argv, "--threads")
+        threads = taken(argv, "--threads")
         if alone:
             share_cores(threads)
         return _dispatch(argv)
@@ -208,18 +208,6 @@ def _flags(kind: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield from _flags(plain)
         elif tyro.conf.Positional not in extras and name != "return":
             yield next((extra.name for extra in extras if getattr(extra, "name", None)), name), plain
-
-
-def _taken(argv: list[str], flag: str) -> str | None:
-    """Take a flag of every command out of the words, and return its value."""
-    value = None
-    for place in reversed(range(len(argv))):
-        if argv[place] == flag and place + 1 < len(argv):
-            value = argv.pop(place + 1)
-            del argv[place]
-        elif argv[place].startswith(f"{flag}="):
-            value = argv.pop(place).partition("=")[2]
-    return value
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -12,7 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair.cli.help_texts import description
-from mispair.cli.output import console, print_json, print_table, say
+from mispair.cli.output import console, print_json, print_table, say, taken
 from mispair.encoders.options import Files
 from mispair.errors import ConfigError
 from mispair.support.flags import OrNone
@@ -51,7 +51,8 @@ def train(argv: Sequence[str]) -> int:
     from mispair.config import RUN_SETTINGS, Config, RunSettings
     from mispair.training.settings import read_recipe
 
-    defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
+    recipe = taken(list(argv), "--recipe")
+    defaults = read_recipe(recipe) if recipe else Config()
     kind = train_arguments()
     own = {name: defaults.of(group) for name, group in _groups().items()}
     run = RunSettings(**{name: getattr(defaults, name) for name in RUN_SETTINGS})
@@ -279,20 +280,10 @@ def _given(argv: Sequence[str]) -> set[str]:
     return {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in argv if word.startswith("--")}
 
 
-def _peek(argv: Sequence[str], flag: str) -> str:
-    """Value of a flag before the real parsing, because it sets the other flags' defaults."""
-    for here, following in zip(argv, [*argv[1:], ""], strict=True):
-        if here == flag:
-            return following
-        if here.startswith(f"{flag}="):
-            return here.partition("=")[2]
-    return ""
-
-
 def _print_retrieval(
     title: str, metrics: dict[str, Any], unflagged: dict[str, Any] | None = None, flagged: int = 0
 ) -> None:
-    """Prints the results, and those without the flagged pairs below them."""
+    """Print the results, and those without the flagged pairs below them."""
     from mispair.support.terminal import retrieval_table
 
     more = {f"{name}, unflagged": row for name, row in (unflagged or {}).items() if name != "folds"}

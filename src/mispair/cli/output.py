@@ -1,4 +1,4 @@
-"""Printing of all commands. Heavy imports wait until they are needed."""
+"""Printing of all commands, and flags of all. Heavy imports wait until they are needed."""
 
 from __future__ import annotations
 
@@ -58,3 +58,15 @@ def print_table(table: Table) -> None:
         needed = out.measure(table, options=out.options.update(width=WIDEST)).maximum
         out.width = max(out.width, needed)
     out.print(table)
+
+
+def taken(argv: list[str], flag: str) -> str | None:
+    """Take a flag of every command out of the words, and return its value."""
+    value = None
+    for place in reversed(range(len(argv))):
+        if argv[place] == flag and place + 1 < len(argv):
+            value = argv.pop(place + 1)
+            del argv[place]
+        elif argv[place].startswith(f"{flag}="):
+            value = argv.pop(place).partition("=")[2]
+    return value

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,16 +201,13 @@ def annotate(
     place, image_folder = audit_folder(audit, folder, images)
     one = annotator if isinstance(annotator, Annotator) else Function(annotator)
     review = Review(place, image_folder)
-    try:
+    with closing(one), closing(review):
         run = _Run(review, one, budget)
         forecast = run.forecast()
         if agree is not None and not agree(forecast):
             return None
         with progress(console, forecast.plan.calls, "Ask") as bar:
             return run.ask_all(forecast, bar)
-    finally:
-        one.close()
-        review.close()
 
 
 class _Pace:
@@ -263,15 +261,8 @@ class _Run:
             most = there + max(0, int((budget.limit - spent) / budget.price_per_call + 1e-6))
             wanted = None if wanted is None else min(most, wanted)
         plan = review.plan(budget.half_width, identity, most, wanted)
-        return Forecast(
-            plan=plan,
-            receiver=self.annotator.receiver,
-            images=review.data.image_folder,
-            progress=review.rate(identity),
-            budget=budget,
-            calls=max(0, plan.calls - there),
-            spent=spent,
-        )
+        receiver, images, progress = self.annotator.receiver, review.data.image_folder, review.rate(identity)
+        return Forecast(plan, receiver, images, progress, budget, max(0, plan.calls - there), spent)
 
     def ask_all(self, forecast: Forecast, bar: RowProgress) -> AnnotationResult:
         """Ask about the drawn pairs, in their order, as far as was planned."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -107,11 +108,8 @@ def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
 
 def decided_rate(folder: Path) -> NoiseEstimate | None:
     """The noise rate by decisions on drawn pairs, of this review or of the one behind the audit."""
-    review = Review(folder)
-    try:
-        return review.decided or (None if review.summary is None else review.summary.decided)
-    finally:
-        review.close()
+    with closing(Review(folder)) as review:
+        return review.rate().estimate or (None if review.summary is None else review.summary.decided)
 
 
 class Review:
@@ -144,9 +142,10 @@ class Review:
 
     def views(self, rows: Sequence[int] | Rows) -> list[PairView]:
         """Pairs without their suggestions."""
-        return [self._view(pair, float(self.table.score[pair.row])) for pair in self.table.read(rows)]
+        return [self._view(pair) for pair in self.table.read(rows)]
 
-    def _view(self, pair: Pair, score: float) -> PairView:
+    def _view(self, pair: Pair) -> PairView:
+        score = float(self.table.score[pair.row])
         return PairView(
             row=pair.row,
             id=pair.id,
@@ -264,8 +263,8 @@ class Review:
     def progress(self) -> Counter[str]:
         """Number of pairs with each verdict, without decisions on missing pairs."""
         found = self._verdicts()
-        counts = {str(verdict): int(np.count_nonzero(found == place)) for place, verdict in enumerate(VERDICTS)}
-        return Counter({verdict: count for verdict, count in counts.items() if count})
+        counts = np.bincount(found[found != UNDECIDED], minlength=len(VERDICTS)).tolist()
+        return Counter({str(verdict): count for verdict, count in zip(VERDICTS, counts, strict=True) if count})
 
     # Choosing for the reviewer
 
@@ -322,16 +321,11 @@ class Review:
         place = int(places[0])
         return float(self.draw.inclusion(place + 1, self.draw.order[place : place + 1])[0])
 
-    @property
-    def decided(self) -> NoiseEstimate | None:
-        """The noise rate by the decisions on drawn pairs; None with too few of them."""
-        return self.rate().estimate
-
     def advice(self) -> list[str]:
         """Sentences for the reviewer if the noise rate of the audit may be wrong."""
         if self.summary is None:
             return []
-        summary = self.summary.model_copy(update={"decided": self.decided or self.summary.decided})
+        summary = self.summary.model_copy(update={"decided": self.rate().estimate or self.summary.decided})
         return summary.rate_sentences if summary.may_be_blind or summary.is_contradicted else []
 
     def rate(self, annotator: str | None = None) -> RateProgress:

@@ -143,7 +143,7 @@ async def _out_of_memory(_: Request, error: Exception) -> Response:
 
 
 class _Guard:
-    """Refuses requests of other web sites and, with a token, of strangers; adds the security headers."""
+    """Refuse requests of other web sites and, with a token, of strangers; adds the security headers."""
 
     def __init__(self, hosts: frozenset[str] | None, token: str | None) -> None:
         if hosts is None and token is None:

@@ -449,14 +449,14 @@ def test_decisions_on_drawn_pairs_correct_the_rate_at_once(folder: Path, tmp_pat
     assert audit(folder, "--out", out) == 0
     with closing(Review(out)) as review:
         review.decisions.setting("seed", "0")
-        assert not review.decided
+        assert not review.rate().estimate
         for _ in range(80):  # to these people nine of ten pairs are mismatched
             row = review.next_drawn("s")
             assert row is not None
             verdict = Verdict.KEEP if row % 10 == 0 else Verdict.DROP
             drawn = Decision("", verdict, session="s", mode=Mode.RATE, draw=review.draw_key)
             review.decide([row], replace(drawn, inclusion=review.inclusion(row)))
-        estimate = review.decided
+        estimate = review.rate().estimate
         assert estimate is not None
         assert estimate.low < 0.9 < estimate.high
         page = TestClient(make_app(review, frozenset({"testserver"})))

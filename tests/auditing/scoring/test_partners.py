@@ -14,7 +14,7 @@ from audit_cases import Case, make_case
 from mispair.auditing.scoring import partners
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
-from mispair.auditing.scoring.partners import KEPT, Candidates, Lesson, Partners, find_partners
+from mispair.auditing.scoring.partners import KEPT, Candidates, Odds, Partners, find_partners
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.functional.logistic import probability
 from mispair.pairs.layouts.arrays import from_memory
@@ -123,10 +123,9 @@ def test_no_more_than_three_others_that_fit_in_falling_order(world: World, group
 
 
 def searched(pairs: World, *, keep_left: bool) -> partners.Search:
-    several = np.zeros(len(pairs.match), dtype=bool)
-    return partners.Search(
-        pairs.source, pairs.judge, pairs.match, pairs.items, several, keep_left=keep_left, device=CPU
-    )
+    free = np.maximum(1 - pairs.match.astype(np.float64), partners.LEAST_FREE)
+    pool = partners.pool_of(pairs.match, None if keep_left else pairs.items.left)
+    return partners.Search(pairs.source, pairs.judge, pairs.items, pool, free, keep_left=keep_left, device=CPU)
 
 
 def best_rivals(pairs: World, row: int, side: int, number: int) -> float:
@@ -156,11 +155,11 @@ def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bo
             measured[other] = contrast, evidence, similarity
             worth[other] = contrast + partners.WORTH * np.log(max(1 - pairs.match[other], partners.LEAST_FREE))
         best = sorted(worth, key=lambda other: -worth[other])[: partners.TRIED]
-        kept = search.compared(np.array([row]), number, 1 - side)
-        found = search.candidates(number, kept, search.in_space(number))
-        assert found.rows[0].tolist() == best
-        assert (search.pool[found.places] == found.rows).all()
-        for other, free, measures in zip(found.rows[0], found.free[0], found.measures[0], strict=True):
+        kept = search.items(np.array([row]), number, 1 - side)
+        found = search.candidates(number, kept, search.pool_in(number))
+        rows = search.pool[found.places[0]]
+        assert rows.tolist() == best
+        for other, free, measures in zip(rows, found.free[0], found.measures[0], strict=True):
             assert free == pytest.approx(0 if other == row else max(1 - pairs.match[other], partners.LEAST_FREE))
             assert measures == pytest.approx(measured[other], abs=1e-4)
 
@@ -195,25 +194,29 @@ def test_the_item_of_a_matched_pair_is_given_once_and_others_move_up() -> None:
 def test_chances_are_those_of_a_loop() -> None:
     rng = np.random.default_rng(0)
     strangers = np.sort(rng.random(30))
-    once, several = np.zeros(9, dtype=bool), np.arange(9) == 0
-    lesson = Lesson(np.array([1.0]), np.array([2.0]), np.array([0.7]), strangers, 40.0, np.zeros(2), 1.0, 0.0, once)
-    rows = np.arange(12).reshape(3, 4)
-    candidates = Candidates(
-        rows, np.array([[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7, 8]]), rng.normal(0, 2, (3, 4, 1)), rng.random((3, 4))
-    )
-    found = lesson.chances(candidates)
+    odds = Odds(np.array([1.0]), np.array([2.0]), np.array([0.7]), np.array([0.0, 1.0]), strangers, 40.0)
+    places = np.array([[0, 1, 2, 3], [0, 1, 4, 5], [-1, 6, 7, 8]])
+    candidates = Candidates(places, rng.normal(0, 2, (3, 4, 1)), rng.random((3, 4)))
+    found = odds.chances(candidates)
     for row in range(3):
-        odds = [np.exp(0.7 * (value - 1) / 2) for value in candidates.measures[row, :, 0]]
-        rest = sum(value for value in strangers if value < min(odds)) / 30 * 40
-        weight = [value * free for value, free in zip(odds, candidates.free[row], strict=True)]
+        each = [np.exp(0.7 * (value - 1) / 2) for value in candidates.measures[row, :, 0]]
+        rest = sum(value for value in strangers if value < min(each)) / 30 * 40
+        weight = [value * free for value, free in zip(each, candidates.free[row], strict=True)]
         assert found[row] == pytest.approx([value / (sum(weight) + rest) for value in weight])
-    wanted = lesson.wanted(candidates, 9)
-    assert wanted[0] == pytest.approx(found[:, 0].sum())
-    assert wanted[1] == pytest.approx(found[:2, 1].sum())
-    shared = lesson.share(found, candidates, np.where(np.arange(9) == 0, 4.0, 0.5))
-    assert shared[:, 0] == pytest.approx(found[:, 0] / 4)
-    assert (shared[:, 1:] == found[:, 1:]).all()
-    assert (replace(lesson, several=several).share(found, candidates, np.full(9, 4.0))[:, 0] == found[:, 0]).all()
+    flagged = replace(candidates, places=np.abs(places))
+    wanted = odds.wanted(flagged, np.arange(9) == 0)
+    assert wanted[0] == 0  # several pairs may have it
+    assert wanted[1] == pytest.approx(found[:2, 1].sum() + found[2, 0])
+    # The chance of item 1 is shared. The hidden partner, at place -1, is shared with nobody.
+    wanted = np.where(np.arange(9) == 1, 4.0, 0.5)
+    wanted[8] = 9.0
+    shared = found / np.where(places == 1, 4, np.where(places == 8, 9, 1))
+    best, chance = odds.best(candidates, wanted)
+    order = np.argsort(-shared, axis=1)[:, :KEPT]
+    assert best.tolist() == np.take_along_axis(places, order, axis=1).tolist()
+    assert chance == pytest.approx(np.take_along_axis(shared, order, axis=1))
+    never = replace(odds, fits=np.array([0.0, -1.0]))
+    assert (never.best(candidates, wanted)[1] == 0).all()
 
 
 def test_probabilities_claim_no_more_than_is_right() -> None:
@@ -303,8 +306,8 @@ def test_the_order_of_the_rows_does_not_matter(world: World, monkeypatch: pytest
 
 def test_right_pairs_of_all_rows_lend_their_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "POOL", len(world.flagged) + 40)
-    search = searched(world, keep_left=True)
-    lenders = search.pool[world.match[search.pool] >= 0.5]
+    pool = partners.pool_of(world.match, None)
+    lenders = pool[world.match[pool] >= 0.5]
     assert len(lenders) == 40
     assert lenders.max() > 200
     assert 75 < lenders.mean() < 225

@@ -8,8 +8,7 @@ hidden among the candidates of the same search. An item that has its partner alr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,7 @@ from mispair.pairs.source import Source
 from mispair.support.cores import cores
 
 Mask = npt.NDArray[np.bool_]
+Scores = npt.NDArray[np.floating]
 
 POOL = 1 << 14  # items that are tried; of more, those of flagged pairs come first
 TRIED = 10  # candidates that are looked at closely, for each pair
@@ -88,29 +88,40 @@ def find_partners(
     if not keep_left:
         several = _with_several_partners(items, ~np.isnan(match))
         has_partner = _of_whole_items(has_partner, items.left, several)
-    search = Search(source, judge, has_partner, items, several, keep_left=keep_left, device=device)
+    pool = pool_of(has_partner, None if keep_left else items.left)
     hidden = sample(np.flatnonzero(match > LEAST_FREE), _most_hidden(source))
-    if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
+    if not len(rows) or len(pool) < 2 or len(hidden) < LEAST_HIDDEN:
         return Partners.none(len(rows))
-    fold, hidden_fold = search.fold(rows), search.fold(hidden)
-    flagged = Candidates.empty(len(rows), min(TRIED, len(search.pool)), search.measures)
-    known = Candidates.empty(len(hidden), flagged.rows.shape[1], search.measures)
-    own, strange = np.zeros((len(hidden), search.measures)), np.zeros((len(hidden), STRANGERS, search.measures))
-
-    _ = search.taken  # once, before several threads need it
+    free = np.where(several, 1, np.maximum(1 - has_partner.astype(np.float64), LEAST_FREE))
+    search = Search(source, judge, items, pool, free, keep_left=keep_left, device=device)
+    fold, hidden_fold = (fold_numbers(items.groups[part]) for part in (rows, hidden))
+    measures = 3 + int(source.network_score is not None)
+    flagged, known = (Candidates.empty(len(part), min(TRIED, len(pool)), measures) for part in (rows, hidden))
+    own, strange = np.zeros((len(hidden), measures)), np.zeros((len(hidden), STRANGERS, measures))
 
     def in_fold(number: int) -> None:
-        items = search.in_space(number)
+        others = search.pool_in(number)
         for here in cut(np.flatnonzero(fold == number), AT_ONCE):
-            flagged.put(here, search.candidates(number, search.compared(rows[here], number, 1 - search.side), items))
+            flagged.put(here, search.candidates(number, search.items(rows[here], number, 1 - search.side), others))
         for here in cut(np.flatnonzero(hidden_fold == number), AT_ONCE):
-            kept = search.compared(hidden[here], number, 1 - search.side)
-            known.put(here, search.candidates(number, kept, items))
-            own[here], strange[here] = search.hidden(number, kept, items)
+            kept, partners = (search.items(hidden[here], number, side) for side in (1 - search.side, search.side))
+            known.put(here, search.candidates(number, kept, others))
+            own[here] = search.measure(number, kept, partners, np.arange(len(here))[:, None])[:, 0]
+            strange[here] = search.measure(number, kept, others, _random_places(hidden[here], len(pool)))
 
     parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
-    lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), hidden, search, flagged)
-    found = lesson.best(flagged, np.nan_to_num(match[rows]))
+    # A missing partner is in a pair that is flagged, as a rule.
+    own_free = np.where(several[hidden], 1, 1 - LEAST_FREE)
+    odds = Odds.learned(known, own, strange, own_free, match[hidden], float(free[pool].sum()))
+    wanted = odds.wanted(flagged, several[pool])
+    places, chance = odds.best(flagged, wanted)
+    slope, offset = calibration(*odds.best(revealed(known, own, own_free), wanted), match[hidden])
+    score = probability(slope * _log_odds(chance) + offset)
+    # Only one of them can be the missing one, and none if the pair matches after all.
+    score *= (1 - match[rows])[:, None] / np.maximum(np.where(chance > 0, score, 0).sum(1, keepdims=True), 1)
+    found = Partners.none(len(rows))
+    found.rows[:, : places.shape[1]] = np.where(chance > 0, pool[places], -1)
+    found.scores[:, : places.shape[1]] = np.where(chance > 0, score, np.nan)
     return given_once(found, np.where(several, 0, has_partner))
 
 
@@ -128,6 +139,17 @@ def _of_whole_items(has_partner: npt.NDArray[np.floating], left: IntArray, sever
     return np.where(copies, highest[left], has_partner)
 
 
+def pool_of(has_partner: npt.NDArray[np.floating], left: IntArray | None) -> IntArray:
+    """Choose the rows with candidates: one for each of the `left` items, if these are searched."""
+    readable = np.flatnonzero(~np.isnan(has_partner))
+    if left is not None:
+        readable = readable[np.unique(left[readable], return_index=True)[1]]
+    flagged = has_partner[readable] < MATCH_THRESHOLD
+    chosen = sample(readable[flagged], POOL)
+    others = sample(readable[~flagged], POOL - len(chosen))
+    return np.sort(np.concatenate([chosen, others]))
+
+
 def _most_hidden(source: Source) -> int:
     """Largest number of pairs with a hidden partner: each is scored with 27 items."""
     if source.network_score is None:
@@ -135,11 +157,16 @@ def _most_hidden(source: Source) -> int:
     return int(np.clip(len(source) // NETWORK_SHARE, NETWORK_HIDDEN, HIDDEN))
 
 
+def _random_places(rows: IntArray, pool: int) -> IntArray:
+    """(n, STRANGERS) places in a pool of this size."""
+    drawn = random_keys(rows[:, None] * STRANGERS + np.arange(STRANGERS), 0)
+    return (drawn % np.uint64(pool)).astype(np.int64)
+
+
 @dataclass(frozen=True)
 class Candidates:
     """Possible partners of n pairs."""
 
-    rows: IntArray  # (n, t)
     places: IntArray  # (n, t) in the pool
     measures: FloatArray  # (n, t, m) of the new pairs
     free: FloatArray  # (n, t) probability that the item has no partner yet; 0 for the items of the pair itself
@@ -147,8 +174,7 @@ class Candidates:
     @classmethod
     def empty(cls, count: int, tried: int, measures: int) -> Candidates:
         size = count, tried
-        whole = np.zeros(size, dtype=np.int64)
-        return cls(whole, whole.copy(), np.zeros((*size, measures)), np.zeros(size))
+        return cls(np.zeros(size, dtype=np.int64), np.zeros((*size, measures)), np.zeros(size))
 
     def put(self, here: IntArray, part: Candidates) -> None:
         for own, given in zip(vars(self).values(), vars(part).values(), strict=True):
@@ -156,183 +182,121 @@ class Candidates:
 
 
 @dataclass(frozen=True)
-class Compared:
+class Items:
     """Items of one side in the space of a fold."""
 
     rows: IntArray  # (n,)
-    items: Tensor  # (n, D) preprocessed
+    vectors: Tensor  # (n, D) preprocessed
     units: Tensor  # (n, k) in the space
     rivals: Tensor  # (n,) similarity to their best rivals in the bank
 
 
 class Search:
-    """The candidate items of one side, and how they are chosen."""
+    """Search the items of one side for partners of the items of the other side."""
 
     def __init__(
         self,
         source: Source,
         judge: Judge,
-        has_partner: npt.NDArray[np.floating],
         shared: SharedItems,
-        several: Mask,
+        pool: IntArray,
+        free: FloatArray,
         *,
         keep_left: bool,
         device: torch.device,
     ) -> None:
-        self.source, self.judge, self.has_partner, self.shared, self.device = source, judge, has_partner, shared, device
-        self.several = several  # (N,) which left items may have another partner
-        self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
-        self.measures = 3 + int(source.network_score is not None)
-        self.pool = self._pool()
+        """Take the rows of the candidates, and the probability that the item of each row has no partner, (N,)."""
+        self.source, self.judge, self.left, self.pool, self.free = source, judge, shared.left, pool, free
+        self.keep_left, self.side, self.device = keep_left, int(keep_left), device  # the replaced side: 0 left, 1 right
+        self.vectors = self._vectors(pool, self.side)
+        self.rivals = torch.empty(len(pool)).to(self.vectors)  # in the space of their own fold; others hardly differ
+        fold = fold_numbers(shared.groups[pool])
 
-    def _pool(self) -> IntArray:
-        """Choose the rows of the pool."""
-        readable = np.flatnonzero(~np.isnan(self.has_partner))
-        if not self.keep_left:  # a left item that several rows share is tried once
-            readable = readable[np.unique(self.shared.left[readable], return_index=True)[1]]
-        flagged = self.has_partner[readable] < MATCH_THRESHOLD
-        chosen = sample(readable[flagged], POOL)
-        others = sample(readable[~flagged], POOL - len(chosen))
-        return np.sort(np.concatenate([chosen, others]))
+        def in_fold(number: int) -> None:
+            own = torch.from_numpy(np.flatnonzero(fold == number)).to(device)
+            if len(own):
+                self.rivals[own] = self._rivals(self._units(self.vectors[own], number, self.side), number, self.side)
 
-    def fold(self, rows: IntArray) -> npt.NDArray[np.uint8]:
-        """The fold of each of some rows."""
-        return fold_numbers(self.shared.groups[rows])
-
-    def free(self, rows: IntArray) -> FloatArray:
-        """Probability of an item without a partner; 1 for items in several pairs."""
-        free = np.maximum(1 - np.nan_to_num(self.has_partner[rows]).astype(np.float64), LEAST_FREE)
-        return np.where(self.several[rows], 1, free)
+        parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
+        # (P,) loss of contrast by the rivals of each item and by its own partner
+        self.taken = torch.from_numpy(WORTH * np.log(free[pool])).to(self.vectors) - self.rivals
 
     def _vectors(self, rows: IntArray, side: int) -> Tensor:
         vectors = (self.source.left, self.source.right)[side].tensor(rows, self.device)
         return self.judge.transforms[side](vectors)
 
-    def units(self, items: Tensor, number: int, side: int) -> Tensor:
-        """Preprocessed items of a side in the space of a fold."""
+    def _units(self, vectors: Tensor, number: int, side: int) -> Tensor:
         space = self.judge.spaces[number]
-        return (space.compared_left, space.compared_right)[side](items)
+        return (space.compared_left, space.compared_right)[side](vectors)
 
-    def rivals(self, units: Tensor, number: int, side: int) -> Tensor:
-        """Similarity of items in the space of a fold to their best rivals in its bank."""
+    def _rivals(self, units: Tensor, number: int, side: int) -> Tensor:
         bank = self.judge.banks[number]
         return rivals(units, (bank.space_right, bank.space_left)[side])
 
-    def compared(self, rows: IntArray, number: int, side: int) -> Compared:
+    def items(self, rows: IntArray, number: int, side: int) -> Items:
         """The items of some rows in the space of a fold."""
-        items = self._vectors(rows, side)
-        units = self.units(items, number, side)
-        return Compared(rows, items, units, self.rivals(units, number, side))
+        vectors = self._vectors(rows, side)
+        units = self._units(vectors, number, side)
+        return Items(rows, vectors, units, self._rivals(units, number, side))
 
-    @cached_property
-    def items(self) -> Tensor:
-        """(P, D) preprocessed items of the pool."""
-        return self._vectors(self.pool, self.side)
+    def pool_in(self, number: int) -> Items:
+        """The items of the pool in the space of a fold."""
+        return Items(self.pool, self.vectors, self._units(self.vectors, number, self.side), self.rivals)
 
-    @cached_property
-    def pool_rivals(self) -> Tensor:
-        """(P,) similarity of each item to its best rivals, in the space of its own fold; others hardly differ."""
-        found, fold, items = torch.empty(len(self.pool)).to(self.items), self.fold(self.pool), self.items
-
-        def in_fold(number: int) -> None:
-            own = torch.from_numpy(np.flatnonzero(fold == number)).to(self.device)
-            if len(own):
-                found[own] = self.rivals(self.units(items[own], number, self.side), number, self.side)
-
-        parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
-        return found
-
-    @cached_property
-    def taken(self) -> Tensor:
-        """(P,) loss of contrast by the rivals of each item and by its own partner."""
-        return torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(self.items) - self.pool_rivals
-
-    def in_space(self, number: int) -> Tensor:
-        """The items in the space of a fold, beside `taken`, (P, k + 1)."""
-        return torch.column_stack([2 * self.units(self.items, number, self.side), self.taken])
-
-    def candidates(self, number: int, kept: Compared, items: Tensor) -> Candidates:
-        """The items with the largest contrast to items of a fold; `items` are `in_space` of it."""
-        scores = torch.column_stack([kept.units, torch.ones_like(kept.units[:, :1])]) @ items.T
+    def candidates(self, number: int, kept: Items, pool: Items) -> Candidates:
+        """The items of the pool with the largest contrast to items of a fold."""
+        scores = torch.addmm(self.taken, kept.units, pool.units.T, alpha=2)
         places = largest(scores, min(TRIED, len(self.pool)))[1].cpu().numpy()
-        tried, left = self.pool[places], self.shared.left
-        free = np.where(left[tried] == left[kept.rows][:, None], 0, self.free(tried))
-        return Candidates(tried, places, self.measure(number, kept, places, items), free)
+        tried = self.pool[places]
+        free = np.where(self.left[tried] == self.left[kept.rows][:, None], 0, self.free[tried])
+        return Candidates(places, self.measure(number, kept, pool, places), free)
 
-    def hidden(self, number: int, kept: Compared, items: Tensor) -> tuple[FloatArray, FloatArray]:
-        """(n, m) measures of some pairs of a fold, and (n, STRANGERS, m) of their kept items with random others."""
-        rows, each = kept.rows, np.arange(len(kept.rows))
-        drawn = random_keys(np.repeat(rows, STRANGERS) * STRANGERS + np.tile(np.arange(STRANGERS), len(rows)), 0)
-        places = (drawn % np.uint64(len(self.pool))).astype(np.int64).reshape(len(rows), STRANGERS)
-        own = self._measure(number, kept, self.compared(rows, number, self.side), each, each)
-        return own, self.measure(number, kept, places, items)
+    def measure(self, number: int, kept: Items, others: Items, places: IntArray) -> FloatArray:
+        """(n, t, m) measures of each kept item with the other items at some places (n, t).
 
-    def measure(self, number: int, kept: Compared, places: IntArray, items: Tensor) -> FloatArray:
-        """(n, t, m) contrast, evidence and similarity of kept items with others, and scores of a run's networks.
-
-        `places` (n, t) are those of the other items in the pool, `items` are `in_space` of the same fold.
+        These are contrast, evidence, similarity, and the score of a run's networks.
         """
         needed, partners = np.unique(places, return_inverse=True)
-        others = Compared(self.pool[needed], self.items[needed], items[needed, :-1] / 2, self.pool_rivals[needed])
+        some = Items(others.rows[needed], others.vectors[needed], others.units[needed], others.rivals[needed])
         which = np.repeat(np.arange(len(places)), places.shape[1])
-        return self._measure(number, kept, others, which, partners.reshape(-1)).reshape(*places.shape, -1)
-
-    def _measure(
-        self, number: int, kept: Compared, others: Compared, which: IntArray, partners: IntArray
-    ) -> FloatArray:
-        """The same, (k, m), of the kept items `which` (k,) with the other items `partners` (k,)."""
-        (left, lefts), (right, rights) = ((kept, which), (others, partners))[:: 1 if self.keep_left else -1]
-        a, b = (torch.from_numpy(part).to(left.items.device) for part in (lefts, rights))
+        (left, lefts), (right, rights) = ((kept, which), (some, partners.reshape(-1)))[:: 1 if self.keep_left else -1]
+        a, b = (torch.from_numpy(part).to(left.vectors.device) for part in (lefts, rights))
         space = self.judge.spaces[number]
-        known = evidence(space, left.items @ space.left, right.items @ space.right, a, b)
+        known = evidence(space, left.vectors @ space.left, right.vectors @ space.right, a, b)
         measured = with_contrast(left.units, right.units, a, b, known, left.rivals, right.rivals)
         found: FloatArray = measured.double().cpu().numpy()
-        if self.source.network_score is None:
-            return found
-        return np.column_stack([found, self.source.network_score(left.rows[lefts], right.rows[rights])])
+        if self.source.network_score is not None:
+            found = np.column_stack([found, self.source.network_score(left.rows[lefts], right.rows[rights])])
+        return found.reshape(*places.shape, -1)
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """Weights to choose among candidates, learned from pairs with a hidden partner."""
+class Odds:
+    """Odds that a candidate is the missing partner, learned from pairs with a hidden partner."""
 
     centre: FloatArray  # (m,) mean of each measure over random pairs
     spread: FloatArray  # (m,) its standard deviation
     weights: FloatArray  # (m,) log odds of being the partner for each standard deviation
+    fits: FloatArray  # (m + 1,) weights and offset of the log odds that a new pair matches
     strangers: FloatArray  # sorted exponentials of the weighted sums of random pairs
     others: float  # items of the whole pool that have no partner: their expected number
-    fits: FloatArray  # (m + 1,) weights and offset of the log odds that a new pair matches
-    slope: float  # of the log odds of the probability against those of the first guess
-    offset: float  # the same
-    several: Mask  # (P,) whether several pairs may have an item of the pool
 
     @classmethod
-    def of(
-        cls,
-        known: Candidates,
-        own: FloatArray,
-        strange: FloatArray,
-        worth: FloatArray,
-        hidden: IntArray,
-        search: Search,
-        flagged: Candidates,
-    ) -> Lesson:
+    def learned(
+        cls, known: Candidates, own: FloatArray, strange: FloatArray, free: FloatArray, worth: Scores, others: float
+    ) -> Odds:
         """Learn from likely matches.
 
         Args:
             known: Their candidates, without their own partner.
             own: (n, m) measures of these pairs.
             strange: (n, r, m) measures of their kept items with random ones.
+            free: (n,) probability that the hidden partner has no other partner.
             worth: (n,) probability that each of these pairs matches.
-            hidden: (n,) their rows.
-            search: The search.
-            flagged: Candidates of the flagged pairs, which want the same items.
+            others: As the attribute.
         """
         centre, spread = strange.mean((0, 1)), strange.std((0, 1)) + 1e-9
         mine, theirs, random = ((part - centre) / spread for part in (own, known.measures, strange))
-        # A missing partner is in a pair that is flagged, as a rule.
-        free = np.where(search.several[hidden], 1, 1 - LEAST_FREE)
-        others = float(search.free(search.pool).sum())
         # All items that were not tried are alternatives as well: random ones that score lower stand for them.
         lower = strange[:, :, 0] < known.measures[:, :, 0].min(axis=1, keepdims=True)
         each = others / np.maximum(lower.sum(axis=1, keepdims=True), 1)
@@ -348,28 +312,12 @@ class Lesson:
             RIDGE,
         )
         strangers = np.sort(np.exp(np.clip(flat @ weights, -FAR, FAR)))
-        guess = cls(
-            centre, spread, weights, strangers, others,
-            np.append(slopes, middle), 1.0, 0.0, search.several[search.pool],
-        )  # fmt: skip
-        # Each hidden partner takes the place of the last candidate, if it would have been tried.
-        last = known.measures[:, :, 0].argmin(axis=1)
-        tried = np.flatnonzero(own[:, 0] >= known.measures[:, :, 0].min(axis=1))
-        together = Candidates(*(part.copy() for part in vars(known).values()))
-        together.rows[tried, last[tried]], together.places[tried, last[tried]] = -1, -1
-        together.measures[tried, last[tried]], together.free[tried, last[tried]] = own[tried], free[tried]
-        chance = guess.share(guess.fitting(together), together, guess.wanted(flagged, len(search.pool)))
-        best = (-chance).argsort(axis=1, kind="stable")[:, :KEPT]
-        first = np.take_along_axis(chance, best, axis=1)
-        used = first > 0
-        target = (np.take_along_axis(together.rows, best, axis=1) < 0)[used].astype(np.float64)
-        slope, offset = logistic(_log_odds(first[used])[:, None], target, np.repeat(worth, used.sum(1)), 1e-3)
-        return replace(guess, slope=max(float(slope[0]), 0.0), offset=offset)
+        return cls(centre, spread, weights, np.append(slopes, middle), strangers, others)
 
     def chances(self, candidates: Candidates) -> FloatArray:
         """(n, t) how probable each candidate is by Bayes' rule over the whole pool.
 
-        Of items that were not tried it is known only that they score lower; they count as random ones that do. So the
+        Items that were not tried are only known to score lower; they count as random ones with lower scores. So the
         best of many is not believed for being the best.
         """
         sums = np.clip(((candidates.measures - self.centre) / self.spread) @ self.weights, -FAR, FAR)
@@ -379,40 +327,42 @@ class Lesson:
         weight = weight * candidates.free
         return np.asarray(weight / (weight.sum(axis=1) + rest + 1e-300)[:, None])
 
-    def fitting(self, candidates: Candidates) -> FloatArray:
-        """The chances, but 0 if the new pair would be flagged."""
-        standard = (candidates.measures - self.centre) / self.spread
-        return np.where(standard @ self.fits[:-1] + self.fits[-1] >= 0, self.chances(candidates), 0)
-
-    def wanted(self, candidates: Candidates, pool: int) -> FloatArray:
-        """(P,) how often each item of the pool is expected to be the partner of one of these pairs."""
+    def wanted(self, candidates: Candidates, several: Mask) -> FloatArray:
+        """(P,) how many of these pairs are expected to get each item; 0 for items that `several` pairs may have."""
         chance = self.chances(candidates).reshape(-1)
-        return np.bincount(candidates.places.reshape(-1), chance, minlength=pool).astype(np.float64)
+        return np.where(several, 0, np.bincount(candidates.places.reshape(-1), chance, minlength=len(several)))
 
-    def share(self, chance: FloatArray, candidates: Candidates, wanted: FloatArray) -> FloatArray:
-        """Divide the chances of an item among the pairs with the same candidate, if only one can have it."""
-        once = (candidates.places >= 0) & ~self.several[candidates.places]
-        times = np.where(once, wanted[candidates.places], 0)
-        return chance / np.maximum(times, 1)
+    def best(self, candidates: Candidates, wanted: FloatArray) -> tuple[IntArray, FloatArray]:
+        """(n, KEPT) places of the best candidates, and their chances: 0 if the new pair would be flagged.
 
-    def best(self, flagged: Candidates, match: FloatArray) -> Partners:
-        """The best candidates of flagged pairs (n,), as long as the new pair would not be flagged."""
-        found = Partners.none(len(match))
-        if not len(match):
-            return found
-        wanted = self.wanted(flagged, int(flagged.places.max()) + 1)
-        chance = self.share(self.fitting(flagged), flagged, wanted)
+        Pairs that want the same item share its chance.
+        """
+        standard = (candidates.measures - self.centre) / self.spread
+        chance = np.where(standard @ self.fits[:-1] + self.fits[-1] >= 0, self.chances(candidates), 0)
+        chance = chance / np.maximum(np.where(candidates.places >= 0, wanted[candidates.places], 0), 1)
         best = (-chance).argsort(axis=1, kind="stable")[:, :KEPT]
-        rows, first = np.take_along_axis(flagged.rows, best, axis=1), np.take_along_axis(chance, best, axis=1)
-        score = probability(self.slope * _log_odds(first) + self.offset)
-        # Only one of them can be the missing one, and none if the pair matches after all.
-        score *= (1 - match)[:, None] / np.maximum(np.where(first > 0, score, 0).sum(1, keepdims=True), 1)
-        found.rows[:, : best.shape[1]] = np.where(first > 0, rows, -1)
-        found.scores[:, : best.shape[1]] = np.where(first > 0, score, np.nan)
-        return found
+        return np.take_along_axis(candidates.places, best, axis=1), np.take_along_axis(chance, best, axis=1)
 
 
-def conditional_logit(x: FloatArray, prior: FloatArray, worth: FloatArray) -> FloatArray:
+def revealed(known: Candidates, own: FloatArray, free: FloatArray) -> Candidates:
+    """Put each hidden partner, at place -1, in the place of the last candidate, if it would have been tried."""
+    last = known.measures[:, :, 0].argmin(axis=1)
+    tried = np.flatnonzero(own[:, 0] >= known.measures[:, :, 0].min(axis=1))
+    together = Candidates(*(part.copy() for part in vars(known).values()))
+    for values, given in zip(vars(together).values(), (-1, own[tried], free[tried]), strict=True):
+        values[tried, last[tried]] = given
+    return together
+
+
+def calibration(places: IntArray, chance: FloatArray, worth: Scores) -> tuple[float, float]:
+    """Slope and offset of the log odds that a candidate is the hidden partner, against those of its chance."""
+    used = chance > 0
+    target = (places < 0)[used].astype(np.float64)
+    slope, offset = logistic(_log_odds(chance[used])[:, None], target, np.repeat(worth, used.sum(1)), 1e-3)
+    return max(float(slope[0]), 0.0), offset
+
+
+def conditional_logit(x: FloatArray, prior: FloatArray, worth: Scores) -> FloatArray:
     """Fit weights (m,) of a conditional logit: the first of t alternatives is the right one.
 
     P(first) is its exp(prior + x' weights) over the sum of those of all alternatives: x is (n, t, m), `prior` (n, t)

@@ -8,11 +8,20 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import IntArray
+
+
+def fitted_spaces(
+    left: torch.Tensor, right: torch.Tensor, fold: IntArray, trust: torch.Tensor, regularisation: float
+) -> list[CommonSpace]:
+    """A space for each fold, in the coordinates of the vectors."""
+    fitter = CommonSpaceFitter(left, right, fold)
+    return [fitter.turned_back(space) for space in fitter.fit_several(trust, [regularisation])[0]]
 
 
 @dataclass(frozen=True)

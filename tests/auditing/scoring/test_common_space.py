@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.isotonic import isotonic_regression
 
-from made_pairs import made_pairs
+from made_pairs import fitted_spaces, made_pairs
 from mispair.auditing.scoring import common_space
 from mispair.auditing.scoring.common_space import (
     LEAST_CORRELATED,
@@ -32,13 +32,12 @@ class Case:
     fold: IntArray
     trust: FloatArray
 
-    def fitter(self, dtype: torch.dtype = torch.float64) -> CommonSpaceFitter:
-        return CommonSpaceFitter(
-            torch.from_numpy(self.left).to(dtype), torch.from_numpy(self.right).to(dtype), self.fold
-        )
+    def fitter(self) -> CommonSpaceFitter:
+        return CommonSpaceFitter(torch.from_numpy(self.left), torch.from_numpy(self.right), self.fold)
 
     def fit(self, regularisation: float, dtype: torch.dtype = torch.float64) -> list[CommonSpace]:
-        return self.fitter(dtype).fit(torch.from_numpy(self.trust).to(dtype), regularisation)
+        left, right, trust = (torch.from_numpy(part).to(dtype) for part in (self.left, self.right, self.trust))
+        return fitted_spaces(left, right, self.fold, trust, regularisation)
 
 
 def case(n: int = 300, widths: tuple[int, int] = (12, 9), *, hidden: int = 6, zeros: int = 0, seed: int = 0) -> Case:

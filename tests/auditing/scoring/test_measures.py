@@ -13,9 +13,9 @@ from scipy.stats import multivariate_normal, spearmanr
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from made_pairs import made_pairs, quality
+from made_pairs import fitted_spaces, made_pairs, quality
 from mispair.auditing.scoring import measures
-from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
+from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.auditing.scoring.measures import (
     NATURAL,
@@ -199,7 +199,8 @@ def test_every_measure_tells_right_pairs_from_wrong_ones() -> None:
     pairs = made_pairs(600, 0.3)
     left, right = (normalize(side - side.mean(0), dim=1) for side in pairs.tensors)
     fold = np.arange(len(pairs)) % FOLDS
-    space = CommonSpaceFitter(left, right, fold).fit(torch.from_numpy(np.where(pairs.mismatched, 0.01, 1.0)), 1.0)[0]
+    trust = torch.from_numpy(np.where(pairs.mismatched, 0.01, 1.0))
+    space = fitted_spaces(left, right, fold, trust, 1.0)[0]
     own = np.flatnonzero(fold == 0)
     known = np.flatnonzero((fold != 0) & ~pairs.mismatched)
     found = each_pair(space, make_bank(space, left[known], right[known]), left[own], right[own]).numpy()

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from made_pairs import fitted_spaces
 from mispair.auditing.scoring import refinement
-from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
+from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.auditing.scoring.refinement import (
     ALIKE,
@@ -94,7 +95,7 @@ def test_refined_spaces_tell_partners_better(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(refinement, "ENOUGH", 500)
     monkeypatch.setattr(refinement, "BATCH", 64)
     x, y, fold = made()
-    plain = CommonSpaceFitter(x, y, fold).fit(torch.ones(len(x)), 1.0)
+    plain = fitted_spaces(x, y, fold, torch.ones(len(x)), 1.0)
     better = refined(plain, x, y, fold, np.ones(len(x)))
     assert separation(better, x, y, fold) > separation(plain, x, y, fold) + 0.002
     for before, after in zip(plain, better, strict=True):
@@ -107,7 +108,7 @@ def test_a_fold_does_not_refine_its_own_space(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(refinement, "ENOUGH", 100)
     monkeypatch.setattr(refinement, "BATCH", 32)
     x, y, fold = made(400)
-    plain = CommonSpaceFitter(x, y, fold).fit(torch.ones(len(x)), 1.0)
+    plain = fitted_spaces(x, y, fold, torch.ones(len(x)), 1.0)
     changed = y.clone()
     changed[fold == 3] = y[fold == 3].roll(1, 0)
     first, second = (refined(plain, x, side, fold, np.ones(len(x)))[3] for side in (y, changed))
@@ -118,5 +119,5 @@ def test_a_fold_does_not_refine_its_own_space(monkeypatch: pytest.MonkeyPatch) -
 
 def test_few_trusted_pairs_leave_the_spaces_as_they_are() -> None:
     x, y, fold = made(300)
-    plain = CommonSpaceFitter(x, y, fold).fit(torch.ones(len(x)), 1.0)
+    plain = fitted_spaces(x, y, fold, torch.ones(len(x)), 1.0)
     assert refined(plain, x, y, fold, np.ones(len(x))) is plain

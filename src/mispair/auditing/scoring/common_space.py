@@ -24,10 +24,8 @@ from mispair.pairs.pairs import IntArray
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
 MOST_DIRECTIONS = 256
 NOTHING = {torch.float64: 1e-5, torch.float32: 1e-3}  # a strength below this share of the first's is rounding error
-LEAST_DIRECTIONS, PAIRS_A_DIRECTION = (
-    256,
-    4,
-)  # of either side, the main ones, at least so many are used, more with pairs
+LEAST_DIRECTIONS = 256  # main directions of either side in use, at least; ...
+PAIRS_A_DIRECTION = 4  # ... more with more pairs
 PIECE = 4096  # pairs multiplied out at a time
 COLUMNS = 128  # of second moments computed at a time
 
@@ -51,6 +49,11 @@ class CommonSpace:
         return normalize(right @ (self.right if self.refined_right is None else self.refined_right), dim=1)
 
 
+# (D, m) and (E, m), then (3, m) sums of u v by trust, u^2 and v^2 over the left-out folds, where u and v are the sides
+# along each direction, and the sum of the trust
+Directions = tuple[Tensor, Tensor, Tensor, float]
+
+
 class CommonSpaceFitter:
     """Fits a space for every fold on the pairs of the other folds.
 
@@ -61,19 +64,16 @@ class CommonSpaceFitter:
 
     def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray, widths: tuple[int, int] | None = None) -> None:
         """Take centred pairs (n, D) and (n, E), their folds (n,), and the directions in use, D and E by default."""
+        self.fold = fold
         self.places = [torch.from_numpy(np.flatnonzero(fold == number)).to(left.device) for number in range(FOLDS)]
         widths = (left.shape[1], right.shape[1]) if widths is None else widths
-        self.left, self.right = (_Side.of(side, width) for side, width in zip((left, right), widths, strict=True))
+        self.left, self.right = (Side.of(side, width) for side, width in zip((left, right), widths, strict=True))
         self._last: tuple[Tensor, Tensor] | None = None  # trust, and the products by it
 
     @property
     def items(self) -> tuple[Tensor, Tensor]:
         """Left and right items along their principal directions, (n, k) and (n, l)."""
         return self.left.items, self.right.items
-
-    def fit(self, trust: Tensor, regularisation: float) -> list[CommonSpace]:
-        """A space for each fold; see `fit_several`."""
-        return [self.turned_back(space) for space in self.fit_several(trust, [regularisation])[0]]
 
     def turned_back(self, space: CommonSpace) -> CommonSpace:
         """The space of the given items, from a space of `items`."""
@@ -91,17 +91,21 @@ class CommonSpaceFitter:
         ties, sums = self._ties(trust), torch.stack([trust[places].sum() for places in self.places]).cpu().double()
         total, precision = ties.sum(0), self.left.items.dtype
 
-        def fit(which: tuple[float, Sequence[int]]) -> _Fit:
+        def fit(which: tuple[float, Sequence[int]]) -> Directions:
             regularisation, out = which
             others = (total - ties[list(out)].sum(0)) / (sums.sum() - sums[list(out)].sum()).clamp(min=1e-12)
             sides = (side.scale(regularisation).to(precision) for side in (self.left, self.right))
             a, b = _canonical(others.to(precision), *sides)
-            return self._tried(a[:, :MOST_DIRECTIONS], b[:, :MOST_DIRECTIONS], trust, out)
+            places = torch.cat([self.places[number] for number in out])
+            u, v = (side[places] @ directions.to(side) for side, directions in zip(self.items, (a, b), strict=True))
+            w = trust[places].to(u.dtype)[:, None]
+            products = torch.stack([(w * u * v).sum(0), u.square().sum(0), v.square().sum(0)])
+            return a, b, products.cpu().double(), float(w.sum())
 
-        each = [(regularisation, out) for regularisation in regularisations for out in without]
-        fitted = list(parallel_map(fit, each))
+        fitted = list(parallel_map(fit, [(one, out) for one in regularisations for out in without]))
         cut = range(0, len(fitted), len(without))
-        return [self._calibrated(fitted[start : start + len(without)]) for start in cut]
+        left_out = sum(len(self.places[number]) for out in without for number in out)
+        return [self._calibrated(fitted[start : start + len(without)], left_out) for start in cut]
 
     def _ties(self, trust: Tensor) -> Tensor:
         """(FOLDS, D, E) weighted cross-products of each fold, along the principal directions."""
@@ -125,13 +129,10 @@ class CommonSpaceFitter:
         ties = self._ties(torch.ones(len(left)).to(left))
         scales = self.left.scale(regularisation).square(), self.right.scale(regularisation).square()
         total, scores = ties.sum(0), np.zeros(len(lefts))
-        where = np.full(len(left), -1)
-        for number, places in enumerate(self.places):
-            where[places.cpu().numpy()] = number
 
         def score(number: int) -> None:
             weights = (scales[0][:, None] * (total - ties[number]) * scales[1]).to(left)
-            here = np.flatnonzero(where[lefts] == number)
+            here = np.flatnonzero(self.fold[lefts] == number)
             own, which = np.unique(lefts[here], return_inverse=True)
             expected = (left[own] @ weights)[which]
             scores[here] = (expected * right[rights[here]]).sum(1).double().cpu().numpy()
@@ -139,22 +140,13 @@ class CommonSpaceFitter:
         parallel_each(score, range(FOLDS))
         return scores
 
-    def _tried(self, a: Tensor, b: Tensor, trust: Tensor, out: Sequence[int]) -> _Fit:
-        """Directions, and the correlation of partners along them in the left-out folds."""
-        places = torch.cat([self.places[number] for number in out])
-        u, v = (side[places] @ directions.to(side) for side, directions in zip(self.items, (a, b), strict=True))
-        w = trust[places].to(u.dtype)[:, None]
-        sums = torch.stack([(w * u * v).sum(0), u.square().sum(0), v.square().sum(0)])
-        return _Fit(a, b, sums.cpu().double(), float(w.sum()), len(places))
-
-    def _calibrated(self, fits: list[_Fit]) -> list[CommonSpace]:
-        """Scale directions by the correlation of partners in the left-out folds."""
-        directions = min(fit.a.shape[1] for fit in fits)
-        fitted = [(fit.a[:, :directions], fit.b[:, :directions]) for fit in fits]
-        both, left, right = torch.stack([fit.sums[:, :directions] for fit in fits]).sum(0)
-        believed, count = sum(fit.trust for fit in fits), sum(fit.pairs for fit in fits)
-        left, right = ((side / max(count, 1)).sqrt().clamp(min=1e-12) for side in (left, right))
-        measured = both / max(believed, 1e-12) / (left * right)
+    def _calibrated(self, fitted: Sequence[Directions], pairs: int) -> list[CommonSpace]:
+        """Scale directions by the correlation of partners in the left-out folds, of so many pairs together."""
+        each_a, each_b, products, believed = zip(*fitted, strict=True)
+        directions = min(a.shape[1] for a in each_a)
+        both, left, right = torch.stack([one[:, :directions] for one in products]).sum(0)
+        left, right = ((side / max(pairs, 1)).sqrt().clamp(min=1e-12) for side in (left, right))
+        measured = both / max(sum(believed), 1e-12) / (left * right)
         r = torch.from_numpy(isotonic_regression(measured.numpy(), increasing=False).x.copy()).clamp(0, MOST_CORRELATED)
         kept = max(1, int((r >= LEAST_CORRELATED).sum()))
         r = r[:kept].clamp(min=1e-6)
@@ -165,23 +157,12 @@ class CommonSpaceFitter:
                 (b[:, :kept] * worth / right[:kept]).to(self.right.items),
                 r.float().to(self.left.items.device),
             )
-            for a, b in fitted
+            for a, b in zip(each_a, each_b, strict=True)
         ]
 
 
 @dataclass(frozen=True)
-class _Fit:
-    """Pairs of directions, and sums over the pairs of the left-out fold."""
-
-    a: Tensor  # (k, m)
-    b: Tensor  # (l, m)
-    sums: Tensor  # (3, m) of u v by trust, u^2 and v^2, where u and v are the sides along each direction
-    trust: float  # its sum
-    pairs: int
-
-
-@dataclass(frozen=True)
-class _Side:
+class Side:
     """The items of one side along their principal directions."""
 
     items: Tensor  # (n, k)
@@ -190,7 +171,7 @@ class _Side:
     width: int  # directions that the mean spread is taken over
 
     @classmethod
-    def of(cls, side: Tensor, width: int) -> _Side:
+    def of(cls, side: Tensor, width: int) -> Side:
         values, vectors = eigh(moments(side) / max(len(side), 1))
         kept = max(LEAST_DIRECTIONS, len(side) // PAIRS_A_DIRECTION)
         values, vectors = values.flip(0)[:kept].clamp(min=0), vectors.flip(1)[:, :kept].to(side).contiguous()

@@ -35,7 +35,7 @@ from mispair.errors import NotFoundError
 from mispair.methods.base import Phase
 from mispair.methods.epoch_metrics import MethodReport
 from mispair.methods.repair import Repair
-from mispair.pairs.layouts.loading import with_noise
+from mispair.pairs.noise import with_noise
 from mispair.settings import RepairSettings
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe

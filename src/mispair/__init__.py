@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mispair.encoders.encoders import list_encoders as list_encoders
     from mispair.methods import list_methods as list_methods
     from mispair.models import list_models as list_models
-    from mispair.pairs.layouts.loading import load as load
+    from mispair.pairs.layouts.opening import load as load
     from mispair.pairs.noise import add_noise as add_noise
     from mispair.pairs.pairs import Pairs as Pairs
     from mispair.pairs.pairs import Regions as Regions
@@ -66,7 +66,7 @@ _HOME = {
     "list_encoders": "encoders.encoders",
     "list_methods": "methods",
     "list_models": "models",
-    "load": "pairs.layouts.loading",
+    "load": "pairs.layouts.opening",
     "review": "reviewing.page",
 }
 __all__ = ["ConfigError", "DataError", "MispairError", "TrainingError", "errors", *_HOME]

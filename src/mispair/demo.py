@@ -36,7 +36,7 @@ from mispair.bench.suite.suite import digest
 from mispair.config import Config
 from mispair.encoders.encoders import SHAPES
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.layouts import loading
+from mispair.pairs.layouts import opening
 from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import Origin
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
@@ -165,7 +165,7 @@ def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -
     """
     console.print("Drawing the images, if they are not there yet ...")
     folder = dataset.cached(train=IMAGES)
-    clean, dev, test = (as_vectors(loading.load(folder, split)) for split in ("train", "dev", "test"))
+    clean, dev, test = (as_vectors(opening.load(folder, split)) for split in ("train", "dev", "test"))
     pairs = replace(add_noise(clean, noise_ratio=NOISE, seed=seed), origin=Origin(SHAPES, SHAPES))
     shutil.copytree(folder / "images", out / "images", dirs_exist_ok=True)
     _write_pairs(pairs, out / "data")

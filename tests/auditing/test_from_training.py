@@ -16,7 +16,7 @@ from mispair.cli.main import main
 from mispair.config import Config
 from mispair.errors import NotFoundError
 from mispair.models import SideSpec, build
-from mispair.pairs.layouts import loading
+from mispair.pairs.layouts import opening
 from mispair.pairs.layouts.arrays import from_pairs
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import add_noise
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pairs_keep_their_captions_images_and_groups(folder: Path) -> None:
-    pairs = add_noise(loading.load(folder, "train"), noise_ratio=0.5, seed=0)
+    pairs = add_noise(opening.load(folder, "train"), noise_ratio=0.5, seed=0)
     source = from_pairs(pairs, folder / "images")
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)
@@ -62,7 +62,7 @@ def test_a_pair_has_the_id_that_an_audit_of_the_folder_gives_it(
     (tmp_path / "train_caps.txt").write_text("\n".join(lines))
     if named:
         (tmp_path / "train_ids.txt").write_text("".join(f"photo{row}.jpg\n" for row in range(24)))
-    pairs = loading.load(tmp_path, "train")
+    pairs = opening.load(tmp_path, "train")
     rows = np.arange(len(pairs))
     ids = from_pairs(pairs).ids(rows)
     assert ids == open_source(tmp_path).ids(rows)
@@ -107,7 +107,7 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     assert not is_run(folder)
     source = from_run(run, "cpu")
     assert source.network_score is None  # the vectors contain all that these networks know
-    noisy = add_noise(loading.load(folder, "train"), noise_ratio=0.4, seed=0)
+    noisy = add_noise(opening.load(folder, "train"), noise_ratio=0.4, seed=0)
     matcher = Matcher.load(run, "cpu")
     left, right = source.block(0, len(source))
     np.testing.assert_allclose(left, matcher.encode(noisy.left, "left")[noisy.link], atol=1e-5)
@@ -129,7 +129,7 @@ def test_a_run_is_audited_with_its_captions_per_image(tmp_path: Path) -> None:
     small = ["--embed-size", "16", "--word-size", "8", "--epochs", "1", "--warmup-epochs", "0", "--device", "cpu"]
     options = ["--method", "plain", "--captions-per-image", "1", "--noise-ratio", "0.4", "--out", str(run)]
     assert main(["train", "--data", str(data), *small, *options]) == 0
-    noisy = add_noise(loading.load(data, "train", captions_per_image=1), noise_ratio=0.4, seed=0)
+    noisy = add_noise(opening.load(data, "train", captions_per_image=1), noise_ratio=0.4, seed=0)
     source = from_run(run, "cpu")
     assert source.groups is None  # 60 images, each with its own caption
     left = Matcher.load(run, "cpu").encode(noisy.left, "left")
@@ -149,7 +149,7 @@ def test_scores_of_networks_that_compare_regions_and_words_are_a_measure(
     train = ["train", "--data", str(data), "--model", "sgr", "--noise-ratio", "0.4", "--device", "cpu"]
     assert main([*train, *small, "--out", str(run)]) == 0
     source, matcher = from_run(run, "cpu"), Matcher.load(run, "cpu")
-    pairs = add_noise(loading.load(data, "train", vocabulary=matcher.vocabulary), noise_ratio=0.4, seed=0)
+    pairs = add_noise(opening.load(data, "train", vocabulary=matcher.vocabulary), noise_ratio=0.4, seed=0)
     rows = np.unique(pairs.link, return_index=True)[1]  # one caption of each image, all in one batch
     S = matcher.score(pairs.left, pairs.right)[pairs.link[rows]][:, rows]
     expected = [2 * S[k, k] - _best(np.delete(S[k], k)) - _best(np.delete(S[:, k], k)) for k in range(len(rows))]
@@ -167,7 +167,7 @@ def _best(scores: np.ndarray) -> float:
 
 
 def test_an_own_partner_is_no_rival_of_a_shuffled_pair(folder: Path) -> None:
-    pairs = loading.load(folder, "train")
+    pairs = opening.load(folder, "train")
     assert isinstance(pairs.right, Tokens)
     config = override(Config(), {"model": "sgr", "embed_size": 16, "word_size": 8, "sim_size": 8})
     specs = (SideSpec.of(pairs.left), SideSpec.of(pairs.right))

@@ -6,7 +6,7 @@ import pytest
 
 from mispair.errors import DamagedError, NotFoundError
 from mispair.pairs.check import Check, check
-from mispair.pairs.layouts import loading
+from mispair.pairs.layouts import opening
 from mispair.pairs.noise import caption_noise, image_noise, save_noise
 from mispair.pairs.vocabulary import Vocabulary
 from refusals import refused
@@ -160,7 +160,7 @@ def test_captions_that_do_not_stand_together_are_a_problem(tmp_path: Path) -> No
         if bad:
             assert "rows 1 to 2 have the ids 0, 1;" in problems[0]
             with refused(DamagedError, tmp_path / "train_caps.tsv", "0, 1"):
-                loading.load(tmp_path)
+                opening.load(tmp_path)
 
 
 def test_splits_of_another_width_are_a_problem(folder: Path, tmp_path: Path) -> None:

@@ -344,7 +344,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     write_clip(tmp_path / "metadata", [a], [a], {"id": ["1", "2"]})
     for name, sentence in (
         ("other", r"notes\.md"),
-        ("none", "no such folder"),
+        ("none", "no such file or folder"),
         ("rows", "3 .*4 "),
         ("width", r"width 5.*img_emb_0\.npy"),
         ("metadata", "2 rows for 3 pairs"),

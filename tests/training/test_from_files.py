@@ -22,7 +22,7 @@ from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.layouts.loading import load
+from mispair.pairs.layouts.opening import load
 from mispair.pairs.pairs import Tokens, Vectors
 from mispair.retrieval import search as search_module
 from mispair.retrieval.matcher import Matcher

@@ -18,9 +18,9 @@ from mispair.config import BEST
 from mispair.models import CosineNetwork
 from mispair.models.inference import inference
 from mispair.pairs.batches import SideLoader, random_batches
-from mispair.pairs.layouts import loading
+from mispair.pairs.layouts import opening
 from mispair.pairs.layouts.arrays import from_vectors
-from mispair.pairs.layouts.loading import with_noise
+from mispair.pairs.noise import with_noise
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.source import Source
 from mispair.retrieval.matcher import Matcher
@@ -43,7 +43,7 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
     config = matcher.config
     pairs = with_noise(config, load_for(matcher, "train", advice=_WITHOUT_FILES))
     left, right = matcher.encode(pairs.left, "left"), matcher.encode(pairs.right, "right")
-    source = from_vectors(pairs, left, right, images or loading.find_folder(config.data) / "images")
+    source = from_vectors(pairs, left, right, images or opening.find_folder(config.data) / "images")
     source = replace(source, joint=True)
     if all(isinstance(network, CosineNetwork) for network in matcher.networks):
         return source  # the measures of the vectors contain all that these networks know

@@ -17,7 +17,7 @@ from mispair.encoders.encode import Encoders, encode
 from mispair.encoders.image_hash import as_hashes
 from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
-from mispair.pairs.layouts.opening import is_raw, open_raw, open_source
+from mispair.pairs.layouts.opening import is_raw, open_source
 from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_views
@@ -99,10 +99,9 @@ class AuditInput(InputOptions):
             source = open_arrays(self.left, self.right, self.ids, self.images, self.columns)
         elif self.is_run:
             source = from_run(self.source, device, self.images)
-        elif self.is_raw:
-            source = open_raw(self.source, self.images, self.columns, allow_outside=self.allow_outside)
         else:
-            source = open_source(self.source, self.images, self.split, self.vectors)
+            place, outside = self.source, self.allow_outside
+            source = open_source(place, self.images, self.split, self.vectors, self.columns, allow_outside=outside)
         if self.images is not None and not source.has_images:
             raise _unused_images(source)
         return source

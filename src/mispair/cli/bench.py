@@ -98,7 +98,7 @@ def _print_states(results: Path, states: Sequence[CellState], earlier: Container
 
 def _dry_images(suite: Suite, data: str | None, images: int | None) -> int:
     """Training images of a dry run: as many as were asked for, as the data has, or as the suite says."""
-    from mispair.pairs.layouts.loading import find_folder, load
+    from mispair.pairs.layouts.opening import find_folder, load
 
     try:
         folder = find_folder(data or suite.data)
@@ -148,7 +148,7 @@ def bench_report(
     """
     from mispair.bench.report.page import write_report
     from mispair.bench.suite.results_folder import read_results
-    from mispair.pairs.layouts.loading import find_folder
+    from mispair.pairs.layouts.opening import find_folder
 
     content = read_results(results)
     if images is not None and not images.is_dir():

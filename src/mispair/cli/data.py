@@ -75,7 +75,7 @@ def data_noise(
         captions_per_image: Only where the files leave it open; found from the data by default.
         json: Print JSON.
     """
-    from mispair.pairs.layouts.loading import load
+    from mispair.pairs.layouts.opening import load
     from mispair.pairs.noise import load_noise, mismatch, noise_index, save_noise
 
     if out.exists():

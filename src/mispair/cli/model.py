@@ -109,7 +109,7 @@ def _groups() -> dict[str, type[Any]]:
 
 
 def _trained(arguments: TrainArguments, config: Config, given: set[str] | None, shown: Console | None) -> TrainedRun:
-    from mispair.pairs.layouts.loading import with_absolute_paths
+    from mispair.pairs.layouts.opening import with_absolute_paths
     from mispair.training.fit import train_and_test
     from mispair.training.settings import all_names
 
@@ -253,7 +253,7 @@ def search(
 
 def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> list[str]:
     """The given split; by default all splits for a model trained from images, else test."""
-    from mispair.pairs.layouts.loading import splits
+    from mispair.pairs.layouts.opening import splits
 
     if split is not None or matcher.origin is None:
         return [split or "test"]

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError, NotFoundError
-from mispair.pairs.layouts import clip_retrieval, loading, precomp
-from mispair.pairs.layouts.loading import FeatureLayout
+from mispair.pairs.layouts import clip_retrieval, opening, precomp
+from mispair.pairs.layouts.opening import FeatureLayout
 from mispair.pairs.noise import load_noise, mismatch
 from mispair.pairs.npy import absolute_maximum, check_finite, open_array
 from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Side, Tokens, Vectors
@@ -71,9 +71,9 @@ def check(
     noise_file: str | Path | Sequence[str | Path] | None = None,
     captions_per_image: int | None = None,
 ) -> Check:
-    """Examine every split of a data set, its vocabulary, and given and found noise index files; see `loading.load`."""
-    folder = loading.find_folder(data)
-    found = Check(str(folder), loading.layout(folder))
+    """Examine every split of a data set, its vocabulary, and given and found noise index files; see `opening.load`."""
+    folder = opening.find_folder(data)
+    found = Check(str(folder), opening.layout(folder))
     train = None
     if found.layout == "precomp":
         _check_precomp(folder, vocabulary, captions_per_image, found)
@@ -96,7 +96,7 @@ def _check_precomp(
         words, source = precomp.find_vocabulary(folder, vocabulary)
         found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
         found.vocabulary = {"size": len(words), "source": source, "tokenizer": tokenizer_name()}
-    names = loading.natural_order(list(precomp.found_splits(folder)))
+    names = opening.natural_order(list(precomp.found_splits(folder)))
     arrays: dict[str, FloatArray] = {}
     for split in names:
         report = found.splits[split] = dict.fromkeys(_OF_SPLIT)
@@ -239,7 +239,7 @@ def _check_vectors(folder: Path, found: Check) -> Pairs | None:
     """Returns the training pairs, if they can be read."""
     train = None
     arrays: dict[str, FloatArray] = {}
-    for split in loading.splits(folder):
+    for split in opening.splits(folder):
         report = found.splits[split] = dict.fromkeys(_OF_SPLIT)
         with found.collecting():
             pairs = clip_retrieval.load(folder, split, finite=False)

@@ -20,7 +20,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from mispair.config import NoiseKind
+from mispair.config import Config, NoiseKind
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError, ShapeError
 from mispair.pairs.npy import check_finite, chunks, open_array
 from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Tokens, Vectors
@@ -319,6 +319,14 @@ def add_noise(
     if file is not None:
         save_noise(file, index)
     return pairs.with_link(index[pairs.link] if kind == "image" else index)
+
+
+def with_noise(config: Config, train: Pairs) -> Pairs:
+    """The training pairs with the noise of the config."""
+    if not config.noise_ratio and config.noise_file is None:
+        return train
+    seed = config.seed if config.noise_seed is None else config.noise_seed
+    return add_noise(train, noise_ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
 
 
 def _check(noise_ratio: float, kind: str = "caption", seed: int = 0) -> None:

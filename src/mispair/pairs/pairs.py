@@ -187,8 +187,8 @@ class Pairs:
         known: Roles = {"image_path": image_column, "caption": caption_column, "id": id_column}
         columns: Roles = {role: column for role, column in known.items() if column}
         if isinstance(table, str | Path):
-            return cls._unencoded_of(open_raw(Path(table), None if images is None else Path(images), columns))
-        return cls._unencoded_of(open_table_given(table, images, columns))
+            return cls._of(open_raw(Path(table), None if images is None else Path(images), columns))
+        return cls._of(open_table_given(table, images, columns))
 
     @classmethod
     def from_files(cls, path: str | Path, images: str | Path | None = None, *, split: str | None = None) -> Pairs:
@@ -199,22 +199,19 @@ class Pairs:
             images: Folder that the image paths start from.
             split: Split of a folder that has several; train by default.
         """
-        from mispair.pairs.layouts import loading
-        from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
-        from mispair.pairs.layouts.opening import open_raw
+        from mispair.pairs.layouts import opening
 
-        if find_datacomp(Path(path)):
-            source = open_datacomp(Path(path))
+        if opening.is_data_set(Path(path)):
+            return opening.load(path, split or "train")
+        return cls._of(opening.open_source(path, images))
+
+    @classmethod
+    def _of(cls, source: Source) -> Pairs:
+        """Pairs of all rows; images and captions have vectors of width 0 until they are encoded."""
+        if source.is_encoded:
             rows = np.arange(len(source))
             left, right = map(Vectors, source.gather(rows))
             return cls(left, right, rows, name=source.name, right_ids=source.texts(), source=source)
-        if str(path) == loading.SHAPES or (Path(path).is_dir() and loading.recognised(Path(path))):
-            return loading.load(path, split or "train")
-        return cls._unencoded_of(open_raw(Path(path), None if images is None else Path(images)))
-
-    @classmethod
-    def _unencoded_of(cls, source: Source) -> Pairs:
-        """Pairs with vectors of width 0, until they are encoded."""
         images = np.arange(len(source)) if source.groups is None else source.groups
         left, right = (Vectors(np.empty((count, 0), np.float32)) for count in (int(images.max()) + 1, len(source)))
         return cls(left, right, images, name=source.name, source=source)

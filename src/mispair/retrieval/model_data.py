@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mispair.errors import ConflictError, NotFoundError
-from mispair.pairs.layouts.loading import SHAPES, load_split
+from mispair.pairs.layouts.opening import SHAPES, load_split
 from mispair.pairs.pairs import Pairs
 from mispair.retrieval.matcher import Matcher
 

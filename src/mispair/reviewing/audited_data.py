@@ -117,6 +117,6 @@ def _holds_vectors(folder: Path) -> bool:
     if (folder / BEST).is_file():  # `from_training.is_run` without importing torch
         return True
     from mispair.pairs.layouts.datacomp import find_datacomp
-    from mispair.pairs.layouts.loading import recognised
+    from mispair.pairs.layouts.opening import recognised
 
     return bool(find_datacomp(folder)) or recognised(folder) == "vectors"

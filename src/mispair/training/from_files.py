@@ -38,7 +38,7 @@ from mispair.errors import ChangedError, ConflictError, DamagedError, DataError,
 from mispair.models import FOR_SETS, FOR_VECTORS, find
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
-from mispair.pairs.layouts import clip_retrieval, loading
+from mispair.pairs.layouts import clip_retrieval, opening
 from mispair.pairs.layouts.copies import is_copied, write_copy
 from mispair.pairs.origin import note_source
 from mispair.pairs.source import Source
@@ -127,7 +127,7 @@ def train_from_files(
         if work is None:
             ranks.by_first(lambda: _check_same(out, {}))
             model = _model_for(config, given, source, grid=False)
-            config = loading.with_absolute_paths(override(config, {"data": str(source), **model}))
+            config = opening.with_absolute_paths(override(config, {"data": str(source), **model}))
             return train_and_test(config, out, console, given)
         model = _model_for(config, given, work.data_set, grid=files.grid is not None)
         config = override(config, {"data": str((out / FEATURES).resolve()), **model})
@@ -144,7 +144,7 @@ def _open(source: Path, files: Files, config: Config) -> Work | None:
     data.check()
     if not data.is_raw:
         _check_not_given(files, ENCODING, NO_IMAGES.format(source))
-        if loading.is_data_set(source):
+        if opening.is_data_set(source):
             _check_not_given(files, SPLITTING, HAS_SPLITS.format(source))
             return None
     return Work(source, files, data, data.open(config.device))
@@ -195,10 +195,10 @@ def _check_not_given(files: Files, names: Collection[str], what: str) -> None:
 def _model_for(config: Config, given: Collection[str], data_set: Path | None, *, grid: bool) -> dict[str, str]:
     """Choose the model for a data set or for new features, unless it was given."""
     if data_set is not None:
-        return {} if "model" in given or loading.layout(data_set) != "vectors" else {"model": FOR_VECTORS}
+        return {} if "model" in given or opening.layout(data_set) != "vectors" else {"model": FOR_VECTORS}
     if not grid:
         found = "images and captions are vectors without `grid`"
-        loading.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
+        opening.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
     if "model" not in given:
         return {"model": FOR_SETS if grid else FOR_VECTORS}
     if find(config.model).takes_vectors == grid:

@@ -12,9 +12,10 @@ from mispair.config import Config
 from mispair.errors import DataError
 from mispair.models import SideSpec
 from mispair.pairs.check import mostly_unknown
-from mispair.pairs.layouts import loading
+from mispair.pairs.layouts import opening
 from mispair.pairs.layouts.clip_retrieval import is_embedding_folder
-from mispair.pairs.layouts.loading import load_split, with_noise
+from mispair.pairs.layouts.opening import load_split
+from mispair.pairs.noise import with_noise
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, takes
@@ -54,7 +55,7 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     methods.find(config.method)
     pick_device(config.device)
     notes = console or Console(quiet=True)
-    found = loading.named_splits(config.data)
+    found = opening.found_splits(config.data)
     train = load_split(config, "train")
     words = train.right.vocabulary if isinstance(train.right, Tokens) else None
     others = {name: load_split(config, name, words) for name in ("dev", "test", "testall") if name in found}
@@ -70,7 +71,7 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
             f"{train.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
             "give the vocabulary that belongs to them with --vocab."
         )
-    if is_embedding_folder(loading.find_folder(config.data)):
+    if is_embedding_folder(opening.find_folder(config.data)):
         notes.print(
             "dev and test are the last rows of the same data as train: if pairs of it are mismatched, the best epoch "
             "and the test results rest on mismatched pairs, too. Make folders train/, dev/ and test/, with checked "

@@ -16,7 +16,7 @@ from mispair.errors import (
     ShapeError,
     TooFewError,
 )
-from mispair.pairs.layouts import clip_retrieval, loading
+from mispair.pairs.layouts import clip_retrieval, opening
 from mispair.pairs.pairs import Vectors
 from refusals import refused
 
@@ -45,7 +45,7 @@ def values(side: Any) -> list[int]:
 
 def test_vectors_are_cut_by_position(tmp_path: Path) -> None:
     write_vectors(tmp_path, [20], [f"{i}.jpg" for i in range(20)])
-    parts = {split: loading.load(tmp_path, split) for split in loading.splits(tmp_path)}
+    parts = {split: opening.load(tmp_path, split) for split in opening.splits(tmp_path)}
     assert {split: values(part.left) for split, part in parts.items()} == {
         "train": list(range(16)),
         "dev": [16, 17],
@@ -75,7 +75,7 @@ def test_rows_of_one_image_stay_in_one_split_and_share_a_group(tmp_path: Path) -
     paths = [f"{i // 3}.jpg" for i in range(40)]
     paths[39] = "0.jpg"  # far away from its image
     write_vectors(tmp_path, [40], paths)
-    parts = [loading.load(tmp_path, split) for split in ("train", "dev", "test")]
+    parts = [opening.load(tmp_path, split) for split in ("train", "dev", "test")]
     assert [values(part.left) for part in parts] == [[*range(33), 39], [33, 34, 35], [36, 37, 38]]
     train = parts[0]
     assert train.groups is not None
@@ -85,27 +85,27 @@ def test_rows_of_one_image_stay_in_one_split_and_share_a_group(tmp_path: Path) -
 
 def test_rows_without_a_path_are_images_of_their_own(tmp_path: Path) -> None:
     write_vectors(tmp_path, [10], [""] * 10)
-    assert [len(loading.load(tmp_path, split)) for split in ("train", "dev", "test")] == [8, 1, 1]
+    assert [len(opening.load(tmp_path, split)) for split in ("train", "dev", "test")] == [8, 1, 1]
 
 
 def test_shards_are_joined_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     write_vectors(tmp_path, [1] * 12, [f"{i}" for i in range(12)])
-    assert values(loading.load(tmp_path).left) == list(range(9))
-    assert loading.load(tmp_path, "test").left_ids == ["10", "11"]
+    assert values(opening.load(tmp_path).left) == list(range(9))
+    assert opening.load(tmp_path, "test").left_ids == ["10", "11"]
 
 
 def test_subfolders_are_splits(tmp_path: Path) -> None:
     write_vectors(tmp_path / "train", [3, 2])
     write_vectors(tmp_path / "test", [2], ["a", "a"])
-    assert loading.layout(tmp_path) == "vectors"
-    assert loading.splits(tmp_path) == ["train", "test"]
-    assert values(loading.load(tmp_path).left) == [0, 1, 2, 3, 4]
-    assert loading.load(tmp_path).left_ids == ()
-    test = loading.load(tmp_path, "test")
+    assert opening.layout(tmp_path) == "vectors"
+    assert opening.splits(tmp_path) == ["train", "test"]
+    assert values(opening.load(tmp_path).left) == [0, 1, 2, 3, 4]
+    assert opening.load(tmp_path).left_ids == ()
+    test = opening.load(tmp_path, "test")
     assert test.groups is not None
     assert test.groups.tolist() == [0, 0]
     with refused(NotFoundError, tmp_path):
-        loading.load(tmp_path, "dev")
+        opening.load(tmp_path, "dev")
 
 
 def test_take_reads_any_ascending_rows(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_parquet_metadata(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     table = pyarrow.table({"image_path": [str(i) for i in range(10)], "caption": [None] * 10, "width": [1] * 10})
     pyarrow.parquet.write_table(table, tmp_path / "metadata/metadata_0.parquet")
-    assert loading.load(tmp_path, "test").left_ids == ["9"]
+    assert opening.load(tmp_path, "test").left_ids == ["9"]
 
 
 def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
         ("none", "train", NotFoundError, "none/img_emb", "img_emb_0.npy"),
     ):
         with refused(kind, tmp_path / where, names):
-            loading.load(tmp_path / folder, split)
+            opening.load(tmp_path / folder, split)
 
 
 @pytest.mark.parametrize("side", ["img_emb", "text_emb", "metadata"])
@@ -154,14 +154,14 @@ def test_shards_of_different_numbers_are_not_joined(tmp_path: Path, side: str) -
         next((tmp_path / stem).glob(f"{stem}_1.*")).unlink()
     next((tmp_path / side).glob(f"{side}_2.*")).unlink()
     with refused(NotFoundError, tmp_path):
-        loading.load(tmp_path)
+        opening.load(tmp_path)
 
 
 def test_one_table_may_name_the_rows_of_several_shards(tmp_path: Path) -> None:
     write_vectors(tmp_path, [4, 6])
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata/metadata_7.csv").write_text("image_path\n" + "".join(f"{i}.jpg\n" for i in range(10)))
-    assert loading.load(tmp_path, "test").left_ids == ["9.jpg"]
+    assert opening.load(tmp_path, "test").left_ids == ["9.jpg"]
 
 
 def test_a_damaged_table_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_table_is_refused_in_one_line(tmp_path: Path) -> None:
     content[4:60] = b"\xff" * 56
     path.write_bytes(content)
     with pytest.raises(DamagedError) as refusal:
-        loading.load(tmp_path)
+        opening.load(tmp_path)
     assert "\n" not in str(refusal.value)
 
 
@@ -181,17 +181,17 @@ def test_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     write_vectors(tmp_path / "x", [10])
     np.save(tmp_path / "x/text_emb/text_emb_0.npy", np.full((10, 3), np.inf, np.float32))
     with refused(DamagedError, "x train texts", "row 0"):
-        loading.load(tmp_path / "x")
+        opening.load(tmp_path / "x")
 
 
 def test_a_folder_of_data_sets_is_not_one(tmp_path: Path) -> None:
     write_vectors(tmp_path / "my_pairs", [10])
     with refused(NotFoundError, tmp_path):
-        loading.load(tmp_path)
+        opening.load(tmp_path)
 
 
 @pytest.mark.parametrize("given", [{"captions_per_image": 5}, {"dev_protocol": "ncr"}, {"vocabulary": "words.json"}])
 def test_what_is_for_captions_is_refused_for_vectors(tmp_path: Path, given: dict[str, Any]) -> None:
     write_vectors(tmp_path, [20])
     with refused(ConflictError, *given):
-        loading.load(tmp_path, **given)
+        opening.load(tmp_path, **given)

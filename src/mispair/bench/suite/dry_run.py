@@ -22,7 +22,7 @@ from mispair.compute.devices import give_back_memory
 from mispair.config import Config
 from mispair.errors import MispairError
 from mispair.methods.base import Phase
-from mispair.pairs.layouts.loading import with_noise
+from mispair.pairs.noise import with_noise
 from mispair.pairs.pairs import Pairs
 from mispair.training.run_folder import Run
 from mispair.training.settings import every_setting, override

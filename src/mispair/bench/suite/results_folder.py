@@ -21,7 +21,7 @@ from mispair.bench.suite.record import RECORD, Record, noise_hash, read_record
 from mispair.bench.suite.suite import Cell, Suite, kept_as, read_suite
 from mispair.config import Config, find_packaged
 from mispair.errors import ChangedError, ConfigError, ExistsError, InvalidValueError, NotFoundError
-from mispair.pairs.layouts.loading import find_folder
+from mispair.pairs.layouts.opening import find_folder
 from mispair.pairs.pairs import Pairs
 from mispair.support.files import check_name, read_regular, write_atomically
 from mispair.training.splits import load_splits

@@ -121,7 +121,7 @@ def take(side: Side, rows: IntArray) -> npt.NDArray[Any]:
 
 
 def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
-    """Read one split; see `mispair.pairs.layouts.loading.load`."""
+    """Read one split; see `mispair.pairs.layouts.opening.load`."""
     name = f"{data_name(folder)} {split}"
     whole = is_embedding_folder(folder)
     place = folder if whole else folder / split

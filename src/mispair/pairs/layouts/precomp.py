@@ -252,7 +252,7 @@ def load(
     captions_per_image: int | None = None,
     finite: bool = True,
 ) -> Pairs:
-    """Read one split; see `mispair.pairs.layouts.loading.load`."""
+    """Read one split; see `mispair.pairs.layouts.opening.load`."""
     name = f"{data_name(folder)} {split}"
     found = read(folder, split, captions_per_image)
     texts, left, link, left_ids = found.texts, found.features, found.link, found.image_ids

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import safetensors.torch
 import torch
 
 from mispair.errors import DamagedError, NotFoundError
-from mispair.support.tensor_files import load_tensors, save_tensors
+from mispair.support.tensor_files import flattened, load_tensors, part_of, save_tensors
 from refusals import refused
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "c": torch.ones(2, dtype=torch.bfloat16)}
@@ -52,3 +53,13 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"hello" * 10)
     with refused(DamagedError, tmp_path / "x"):
         load_tensors(tmp_path / "x")
+
+
+def test_parts_come_back_as_arrays_and_numbers() -> None:
+    tensors = flattened({"": {"a": 1}, "one.": {"a": np.arange(3.0), "b": 0.5, "none": None}, "ones.": {"a": 2}})
+    assert sorted(tensors) == ["a", "one.a", "one.b", "ones.a"]
+    found = part_of(tensors, "one.")
+    assert found["a"].tolist() == [0, 1, 2]
+    assert found["b"] == 0.5
+    assert type(found["b"]) is float
+    assert part_of(tensors, "two.") == {}

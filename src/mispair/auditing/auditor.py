@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from mispair.auditing.inputs import open_pairs_given
 from mispair.auditing.match_scores import learn_recalibration, new_match_scores
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
-from mispair.auditing.scoring.judge import Judge, learn
+from mispair.auditing.scoring.judge import Judge, cut, learn
 from mispair.auditing.scoring.near_duplicates import fingerprints
 from mispair.auditing.scoring.recalibration import Recalibration
 from mispair.auditing.scoring.scan import READABLE, faults
@@ -33,7 +33,7 @@ from mispair.pairs.source import Source
 from mispair.support.cores import cores
 from mispair.support.formatting import percent, plain
 from mispair.support.html import html_table
-from mispair.support.tensor_files import load_tensors, save_tensors
+from mispair.support.tensor_files import flattened, load_tensors, part_of, save_tensors
 
 SAMPLE = 1 << 15  # pairs that an audit learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
@@ -71,7 +71,7 @@ class Auditor:
         self._judge: Judge | None = None
         self.factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
         self.joins: tuple[ViewJoin, ViewJoin] | None = None
-        self._seen = Seen.nothing()
+        self._seen: Seen
         self.recalibration: Recalibration | None = None  # by decisions of people, where there are enough
 
     def fit(
@@ -143,8 +143,8 @@ class Auditor:
         device = judge.transforms[0].mean.device
         found = np.full((len(source), 1 + len(judge.names)), np.nan, dtype=np.float32)
 
-        def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
-            measures = judge.measure(rows[0], rows[1], np.full(SCORED, rows[2], dtype=np.uint8))
+        def part(rows: tuple[Tensor, Tensor, npt.NDArray[np.uint8]]) -> Scores:
+            measures = judge.measure(*rows)
             match: FloatArray | Scores = new_match_scores(judge, judge.combination.sums(measures))
             if self.recalibration is not None:
                 sides = zip(judge.transforms, rows[:2], strict=True)
@@ -154,17 +154,12 @@ class Auditor:
         for start in range(0, len(source), READ):
             x, y = (side.tensor(slice(start, start + READ), device) for side in sides)
             good = np.flatnonzero(faults(x, y) == READABLE)
-            fold = self._seen.folds(x[good], y[good])
-            parts = [
-                (number, here[begin : begin + SCORED])
-                for number in range(FOLDS)
-                for here in [good[fold == number]]
-                for begin in range(0, len(here), SCORED)
-            ]
+            fold = self._seen.folds(x, y)
+            parts = [rows for number in range(FOLDS) for rows in cut(good[fold[good] == number], SCORED)]
             # The shape of a matrix decides the order of summation: always the same one, so always the same scores.
-            filled = [(number, np.resize(rows, SCORED)) for number, rows in parts]
-            scores = parallel_map(part, ((x[rows], y[rows], number) for number, rows in filled), self.workers)
-            for (_, rows), one in zip(parts, scores, strict=True):
+            filled = (np.resize(rows, SCORED) for rows in parts)
+            scores = parallel_map(part, ((x[rows], y[rows], fold[rows]) for rows in filled), self.workers)
+            for rows, one in zip(parts, scores, strict=True):
                 found[start + rows] = one[: len(rows)]
         return found[:, 0], found[:, 1:]
 
@@ -201,14 +196,10 @@ class Auditor:
 
     def save(self, path: str | Path) -> None:
         """Write the auditor to one safetensors file."""
-        seen = {f"seen.{name}": torch.from_numpy(value) for name, value in vars(self._seen).items()}
-        for side, join in enumerate(self.joins or ()):
-            seen |= {f"views.{side}.{name}": torch.from_numpy(value) for name, value in join.state().items()}
-        state = self.judge.state() | seen
+        parts = {"seen.": vars(self._seen), "recalibration.": vars(self.recalibration) if self.recalibration else {}}
+        parts |= {f"views.{side}.": join.state() for side, join in enumerate(self.joins or ())}
         about = {"auditor": FORMAT, "factors": list(self.factors), "joint": self.joint}
-        for name, value in vars(self.recalibration).items() if self.recalibration else ():
-            state[f"recalibration.{name}"] = torch.as_tensor(value, dtype=torch.float64)
-        save_tensors(path, state, about)
+        save_tensors(path, self.judge.state() | flattened(parts), about)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Auditor:
@@ -218,28 +209,21 @@ class Auditor:
             DamagedError: The file is damaged, no auditor, or one of another version.
         """
         state, about = load_tensors(path)
-        if about is None or about.get("auditor") != FORMAT:
-            found = None if about is None else about.get("auditor")
+        found = (about or {}).get("auditor")
+        if about is None or found != FORMAT:
             what = "not an auditor" if found is None else f"an auditor of format {found!r}"
-            raise DamagedError(
-                what, where=path, expected=f"format {FORMAT}", advice="Fit it again with this version of mispair."
-            )
+            advice = "Fit it again with this version of mispair."
+            raise DamagedError(what, where=path, expected=f"format {FORMAT}", advice=advice)
         try:
             auditor = cls(joint=about["joint"], device=device)
             # Tensors of a file are a map of it, which must not be overwritten while it is in use.
             state = {name: tensor.clone() for name, tensor in state.items()}
             auditor._judge = Judge.of(state, pick_device(device))
             auditor.factors = float(about["factors"][0]), float(about["factors"][1])
-            views = [
-                {name.removeprefix(prefix): tensor.numpy() for name, tensor in state.items() if name.startswith(prefix)}
-                for prefix in ("views.0.", "views.1.")
-            ]
-            auditor.joins = (ViewJoin.of(views[0]), ViewJoin.of(views[1])) if all(views) else None
-            auditor._seen = Seen(*(state[f"seen.{name}"].numpy() for name in ("left", "right", "fold")))
-            if "recalibration.slope" in state:
-                slope, offset, *weights = (state[f"recalibration.{field.name}"] for field in fields(Recalibration))
-                left, right = (side.numpy() for side in weights)
-                auditor.recalibration = Recalibration(slope.item(), offset.item(), left, right)
+            left, right, recalibration = (part_of(state, name) for name in ("views.0.", "views.1.", "recalibration."))
+            auditor.joins = (ViewJoin.of(left), ViewJoin.of(right)) if left and right else None
+            auditor._seen = Seen(**part_of(state, "seen."))
+            auditor.recalibration = Recalibration(**recalibration) if recalibration else None
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise DamagedError(f"not a whole auditor ({error!r})", where=path, advice="Fit it again.") from None
         return auditor
@@ -271,10 +255,6 @@ class Seen:
     fold: npt.NDArray[np.uint8]  # (n + m,) the fold of each
 
     @classmethod
-    def nothing(cls) -> Seen:
-        return cls(np.arange(0), np.arange(0), np.arange(0, dtype=np.uint8))
-
-    @classmethod
     def of(cls, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8]) -> Seen:
         """Of vectors (n, D) and (n, E), and the fold of each pair (n,)."""
         (x, a), (y, b) = (np.unique(_prints(side), return_index=True) for side in (left, right))
@@ -285,10 +265,8 @@ class Seen:
         x, y = _prints(left), _prints(right)
         found = fold_numbers(x)
         # The left item comes last, as it decides where the two differ.
-        for known, prints, fold in (
-            (self.right, y, self.fold[len(self.left) :]),
-            (self.left, x, self.fold[: len(self.left)]),
-        ):
+        folds = np.split(self.fold, [len(self.left)])
+        for known, prints, fold in ((self.right, y, folds[1]), (self.left, x, folds[0])):
             if len(known):
                 place = np.minimum(np.searchsorted(known, prints), len(known) - 1)
                 found = np.where(known[place] == prints, fold[place], found)
@@ -370,18 +348,12 @@ def _learned(
     good = np.flatnonzero(faults(left, right) == READABLE)
     if len(good) < LEAST:
         raise _too_few(source, len(good), device)
-    if len(good) < len(rows):
-        rows, left, right = rows[good], left[good], right[good]
-    known: FloatArray | None = None
-    if answers:
-        known = np.array([answers.get(int(row), np.nan) for row in rows])
+    rows, left, right = rows[good], left[good], right[good]
     _check_vary(source, left, right)
     own, score = items.groups[rows], source.network_score
     fold = fold_numbers(own)
     shared, joins = (items.left[rows], items.right[rows]), joins_of(source)
-    views = None
-    if joins is not None:
-        views = view_weights((left, right), joins, source.joint, fold, own, *shared)
+    views = None if joins is None else view_weights((left, right), joins, source.joint, fold, own, *shared)
     judge = learn(
         left,
         right,
@@ -390,7 +362,7 @@ def _learned(
         items=shared,
         joint=joint or source.joint,
         views=views,
-        checked=known,
+        checked=np.array([answers.get(row, np.nan) for row in rows.tolist()]) if answers else None,
         network_score=None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights]),
         numbers=rows,
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
@@ -51,6 +52,23 @@ def load_tensors(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
         advice = "Copy it again, or make it again"
         raise DamagedError("the file is damaged: it is not as it was written", where=path, advice=advice)
     return tensors, about
+
+
+def flattened(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+    """Name the values of several parts, each with a prefix; leave out None."""
+    named = {
+        prefix + name: value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))
+        for prefix, values in parts.items()
+        for name, value in values.items()
+        if value is not None
+    }
+    return {name: tensor.contiguous().cpu() for name, tensor in named.items()}
+
+
+def part_of(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, Any]:
+    """Return a part of `flattened` tensors as arrays and, without dimensions, as numbers."""
+    arrays = {name.removeprefix(prefix): one.numpy() for name, one in tensors.items() if name.startswith(prefix)}
+    return {name: array if array.ndim else array.item() for name, array in arrays.items()}
 
 
 def _digest(tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any]) -> str:

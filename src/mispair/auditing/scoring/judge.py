@@ -28,6 +28,7 @@ from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import NetworkScore
 from mispair.support.progress import stage_part
+from mispair.support.tensor_files import flattened, part_of
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0, 30.0)
 FIRST = 1.0  # regularisation of the first round, ...
@@ -184,36 +185,31 @@ class Judge:
 
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
-        parts: dict[str, Any] = {"expectation": self.expectation, "combination": self.combination}
-        for kind in LISTS:
-            parts |= {f"{kind}.{number}": part for number, part in enumerate(getattr(self, kind))}
-        named = {name: getattr(self, name) for name in ("networks", *ARRAYS)}
-        for prefix, part in parts.items():
-            named |= {f"{prefix}.{name}": value for name, value in vars(part).items()} if part is not None else {}
-        tensors = {
-            name: value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
-            for name, value in named.items()
-            if value is not None
+        parts = {
+            "": {name: getattr(self, name) for name in ("networks", *ARRAYS)},
+            "combination.": vars(self.combination),
         }
-        return {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+        if self.expectation is not None:
+            parts["expectation."] = vars(self.expectation)
+        for kind in LISTS:
+            parts |= {f"{kind}.{number}.": vars(part) for number, part in enumerate(getattr(self, kind))}
+        return flattened(parts)
 
     @classmethod
     def of(cls, state: dict[str, Tensor], device: torch.device) -> Judge:
         """Back from `state`."""
 
-        def part(prefix: str) -> dict[str, Tensor]:
+        def tensors(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t.to(device) for n, t in state.items() if n.startswith(prefix)}
 
         lists = {
-            kind: [of(**part(f"{kind}.{number}.")) for number in range(count)] for kind, (of, count) in LISTS.items()
+            kind: [of(**tensors(f"{kind}.{number}.")) for number in range(count)] for kind, (of, count) in LISTS.items()
         }
-        plain = {name: tensor.cpu().numpy() for name, tensor in part("combination.").items()}
-        numbers: dict[str, Any] = {name: value if value.ndim else float(value) for name, value in plain.items()}
-        expected = part("expectation.")
+        expected = tensors("expectation.")
         others: dict[str, Any] = lists | {name: state[name].numpy() for name in ARRAYS}
         return cls(
             **others,
-            combination=Combination(**numbers),
+            combination=Combination(**part_of(state, "combination.")),
             expectation=Expectation(**expected) if expected else None,
             networks=bool(state["networks"]),
         )

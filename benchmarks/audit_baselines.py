@@ -28,7 +28,7 @@ from mispair.auditing.scoring.folds import fold_numbers, shuffled
 from mispair.auditing.scoring.joint import share_a_space
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)  # times the mean variance
 DIRECTIONS = 128

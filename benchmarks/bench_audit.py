@@ -33,8 +33,9 @@ from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.arrays import from_pairs, open_arrays
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import noise_index
-from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.pairs.pairs import Pairs, Vectors
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 
 BINS = 10
 BoolArray = npt.NDArray[np.bool_]

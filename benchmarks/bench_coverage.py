@@ -40,7 +40,8 @@ from mispair.errors import InvalidValueError, ShapeError
 from mispair.pairs.layouts.arrays import from_pairs
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import caption_noise
-from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.pairs.pairs import Pairs, Vectors
+from mispair.support.arrays import IntArray
 from mispair.support.cores import share_cores
 
 Kind = Literal["random", "left", "right", "both", "mixed"]

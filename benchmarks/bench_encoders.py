@@ -33,7 +33,7 @@ from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import InvalidValueError
 from mispair.functional.metrics import auroc
 from mispair.pairs.noise import NEIGHBOURS, nearest
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 Vectors = npt.NDArray[np.float32]
 DEFAULT = {"image": IMAGE_MODEL, "text": TEXT_MODEL}

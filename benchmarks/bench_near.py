@@ -21,7 +21,7 @@ from common import at_least, check_names, check_ratios, run
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import caption_noise, near_noise
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 Kind = Literal["left", "right", "both", "random"]
 Vectors = npt.NDArray[np.floating]

@@ -34,12 +34,12 @@ from mispair.auditing.inputs import AuditInput
 from mispair.config import Config
 from mispair.pairs.layouts import clip_retrieval
 from mispair.pairs.noise import caption_noise
-from mispair.pairs.pairs import IntArray
 from mispair.reviewing.decisions import Decision, Verdict, read_answers, read_partnered
 from mispair.reviewing.pair_table import Filter
 from mispair.reviewing.review import PairView, Review, State
 from mispair.reviewing.reviewed import export
 from mispair.reviewing.transfer import read_decisions, write_decisions
+from mispair.support.arrays import IntArray
 from mispair.support.files import write_atomically
 from mispair.training.from_files import train_from_files
 

@@ -38,7 +38,8 @@ from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
 from mispair.models.comparison import compare
 from mispair.models.inference import encode_side, inference, score
 from mispair.pairs.batches import Batch, PairLoader
-from mispair.pairs.pairs import IntArray, Pairs, Tokens
+from mispair.pairs.pairs import Pairs, Tokens
+from mispair.support.arrays import IntArray
 
 MARGIN, NEGATIVES = 0.2, 8
 SECONDS = 3.0  # measured once, and again until so much time has gone by

@@ -13,8 +13,8 @@ import numpy as np
 from tyro.conf import Positional
 
 from common import run
-from mispair.pairs.pairs import FloatArray
 from mispair.retrieval.vector_index import build_index, open_index
+from mispair.support.arrays import FloatArray
 
 WIDTH, CLUSTERS, QUERIES, TOP = 64, 2000, 200, 10
 

@@ -39,12 +39,13 @@ from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts import opening
 from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import Origin
-from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
+from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors, fingerprint
 from mispair.pairs.shapes import dataset
 from mispair.pairs.shapes.captions import CAPTIONS_PER_IMAGE
 from mispair.pairs.shapes.vectors import image_vectors, word_counts
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best, search_files
+from mispair.support.arrays import IntArray
 from mispair.support.files import replacing, write_atomically
 from mispair.support.formatting import duration, slug
 from mispair.support.html import template

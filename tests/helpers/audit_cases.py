@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 # A run in another process has as many threads as this one; see conftest.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

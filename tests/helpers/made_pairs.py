@@ -13,7 +13,7 @@ from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 
 def fitted_spaces(

@@ -12,8 +12,9 @@ from mispair.methods.base import Method, StepPlan, StepResult
 from mispair.models.base import Encoded
 from mispair.models.bigru import BiGRU
 from mispair.pairs.batches import Items
-from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, select
+from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors, select
 from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
+from mispair.support.arrays import IntArray
 from mispair.training.settings import override
 
 WORDS = 30

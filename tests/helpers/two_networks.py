@@ -17,7 +17,8 @@ from mispair.methods.coteaching import CoTeaching
 from mispair.models import Network, SideSpec, build
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.noise import add_noise
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import IntArray
 from mispair.training.settings import override
 from small_data import regions, shake, tokens, vectors
 

@@ -21,7 +21,8 @@ from mispair.methods.plain import Plain
 from mispair.methods.repair import Repair
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.noise import add_noise
-from mispair.pairs.pairs import FloatArray, Pairs
+from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import FloatArray
 from refusals import refused
 from tiny import tiny_pairs
 from training import check_resume, trained

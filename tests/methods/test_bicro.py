@@ -17,8 +17,9 @@ from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability,
 from mispair.methods.epoch_view import epoch_view
 from mispair.models import Encoded
 from mispair.pairs.batches import random_batches
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
 from mispair.settings import BicroSettings
+from mispair.support.arrays import IntArray
 from small_data import lengths_of
 from tiny import tiny_pairs
 from training import trained

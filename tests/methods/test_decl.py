@@ -21,9 +21,10 @@ from mispair.methods.decl import Decl, DeclInputs
 from mispair.models import SideSpec, build
 from mispair.pairs.batches import PairLoader, random_batches
 from mispair.pairs.noise import add_noise
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
 from mispair.retrieval.evaluation import evaluate
 from mispair.settings import DeclSettings
+from mispair.support.arrays import IntArray
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.monitor import StepMonitor
 from mispair.training.plan import plan_epoch

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.models import Encoded, Network, SideSpec, build
 from mispair.pairs.batches import PairLoader, random_batches
-from mispair.pairs.pairs import IntArray, Pairs, select
+from mispair.pairs.pairs import Pairs, select
+from mispair.support.arrays import IntArray
 from small_data import lengths_of, regions, shake, small_config, tokens, vectors
 
 MODELS = ("vse", "sgr", "saf", "scan", "two-tower")

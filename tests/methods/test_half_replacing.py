@@ -14,7 +14,8 @@ from mispair.methods.half_replacing import best_partners, find_partners, nearest
 from mispair.methods.memory_bank import Bank
 from mispair.models import Encoded, SideSpec, build
 from mispair.pairs.batches import PairLoader, random_batches
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import IntArray
 from small_data import regions, shake, small_config, tokens, vectors
 
 MODELS = ("vse", "sgr", "saf", "scan", "two-tower")

@@ -14,7 +14,8 @@ from mispair.methods.base import StepPlan
 from mispair.methods.epoch_view import epoch_view
 from mispair.methods.ncr import NCR
 from mispair.pairs.batches import random_batches
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import IntArray
 from two_networks import (
     ALPHA,
     CLEAN,

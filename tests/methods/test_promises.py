@@ -22,7 +22,8 @@ from mispair.methods.coteaching import CoTeaching
 from mispair.methods.ncr import NCR
 from mispair.pairs.batches import Items, SideLoader
 from mispair.pairs.noise import add_noise
-from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.pairs.pairs import Pairs, Vectors
+from mispair.support.arrays import IntArray
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
 from refusals import refused

@@ -28,7 +28,8 @@ from mispair.methods.memory_bank import Bank
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
 from mispair.pairs.batches import random_batches
 from mispair.pairs.noise import add_noise
-from mispair.pairs.pairs import IntArray, Pairs, Vectors, select
+from mispair.pairs.pairs import Pairs, Vectors, select
+from mispair.support.arrays import IntArray
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.run_folder import read_events
 from mispair.training.settings import override

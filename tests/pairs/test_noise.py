@@ -24,8 +24,9 @@ from mispair.pairs.noise import (  # fmt: skip
     save_noise,
 )
 from mispair.pairs.npy import TruncatedError
-from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Regions, Tokens, Vectors
+from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.pairs.vocabulary import Vocabulary
+from mispair.support.arrays import FloatArray, IntArray
 from refusals import refused
 
 FORMATS = Path(__file__).parents[3] / "shared/data/formats"

@@ -14,8 +14,8 @@ import torch
 from mispair.errors import ChangedError, NotFoundError
 from mispair.pairs import shards
 from mispair.pairs.layouts.opening import open_source
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import ArrayRows, Side, TensorRows, open_files
+from mispair.pairs.shards import ArrayRows, SideRows, TensorRows, open_files
+from mispair.support.arrays import IntArray
 from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")
@@ -118,7 +118,7 @@ def test_a_gather_reads_only_the_shards_of_its_rows() -> None:
             return super().read(rows)
 
     reads: list[int] = []
-    side = Side.of([Watched(np.full((size, 2), size, dtype=np.float32)) for size in (1, 2, 3, 4)])
+    side = SideRows.of([Watched(np.full((size, 2), size, dtype=np.float32)) for size in (1, 2, 3, 4)])
     assert side.gather(np.array([9, 1, 8]))[:, 0].tolist() == [4, 2, 4]
     assert reads == [2, 4]
     assert side.gather(np.empty(0, dtype=np.int64)).shape == (0, 2)
@@ -129,7 +129,7 @@ def test_a_gather_reads_only_the_shards_of_its_rows() -> None:
 )
 def test_scaled_by_a_power_of_two(size: float, kind: type[np.floating[Any]]) -> None:
     values = (np.random.default_rng(0).standard_normal((20, 4)) * size).astype(kind)
-    side = Side.of([ArrayRows(values[:7]), ArrayRows(values[7:])]).scaled(np.arange(20))
+    side = SideRows.of([ArrayRows(values[:7]), ArrayRows(values[7:])]).scaled(np.arange(20))
     found = side.block(0, 20)
     exponents = np.log2(np.abs(values.astype(np.float64) / found))
     assert np.allclose(exponents, np.round(exponents[0, 0]), atol=1e-4)
@@ -145,7 +145,7 @@ def test_loaded_vectors_are_the_same(kind: npt.DTypeLike, monkeypatch: pytest.Mo
     monkeypatch.setattr(shards, "_LOADED", 3)
     cpu, rng = torch.device("cpu"), np.random.default_rng(0)
     parts = [(100 * rng.standard_normal((rows, 4))).astype(kind) for rows in (5, 1, 7)]
-    side = Side.of([ArrayRows(part) for part in parts])
+    side = SideRows.of([ArrayRows(part) for part in parts])
     loaded = side.loaded(cpu, workers=2)
     (held,) = loaded.shards
     assert isinstance(held, TensorRows)
@@ -161,5 +161,5 @@ def test_loaded_vectors_are_the_same(kind: npt.DTypeLike, monkeypatch: pytest.Mo
 
 
 def test_numbers_too_large_for_single_precision_are_infinite_where_they_are_loaded() -> None:
-    side = Side.of([ArrayRows(np.array([[1e300, 1.0]]))])
+    side = SideRows.of([ArrayRows(np.array([[1e300, 1.0]]))])
     assert side.loaded(torch.device("cpu"), workers=1).gather(np.array([0])).tolist() == [[np.inf, 1.0]]

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.pairs.edits import Edits
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 COUNT = 8
 rows = st.lists(st.integers(0, COUNT - 1), min_size=COUNT, max_size=COUNT).map(np.array)

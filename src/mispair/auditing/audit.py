@@ -35,10 +35,11 @@ from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
-from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.pairs.pairs import Pairs, Vectors
 from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.shards import views_of
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.html import html_table, image_cell

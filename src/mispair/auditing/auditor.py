@@ -28,8 +28,9 @@ from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueE
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.other_libraries import as_views
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
 from mispair.support.formatting import percent, plain
 from mispair.support.html import html_table

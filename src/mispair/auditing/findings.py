@@ -40,8 +40,9 @@ from mispair.auditing.summary import (
     values_by,
 )
 from mispair.pairs.audited import AuditColumns, Suggestions
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 
 if TYPE_CHECKING:
     import pyarrow

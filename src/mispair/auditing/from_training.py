@@ -21,10 +21,11 @@ from mispair.pairs.batches import SideLoader, random_batches
 from mispair.pairs.layouts import opening
 from mispair.pairs.layouts.arrays import from_vectors
 from mispair.pairs.noise import with_noise
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
 from mispair.pairs.source import Source
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.model_data import load_for
+from mispair.support.arrays import IntArray
 
 Array = npt.NDArray[np.floating]
 BATCH = 128  # pairs whose items are compared with each other

@@ -20,8 +20,8 @@ from mispair.auditing.scoring.scan import Scan
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
 from mispair.functional.logistic import FloatArray, logistic, probability
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 
 AT_ONCE = 1 << 14  # rows whose vectors are read at a time
 WORDLESS = 6  # of so many pairs whose caption has no word about an image, one is expected to match

@@ -73,11 +73,12 @@ from mispair.auditing.summary import SHARD, SIDES, AuditSummary, Tally, detectio
 from mispair.compute.devices import pick_device
 from mispair.errors import DataError, InvalidValueError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory
-from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.remote import Store, url_of
 from mispair.pairs.row_ids import RowIds, Texts, as_texts
-from mispair.pairs.shards import Side, views_of
+from mispair.pairs.shards import SideRows, views_of
 from mispair.pairs.source import Source
+from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.extras import missing_package
 from mispair.support.progress import RowProgress, progress
 
@@ -805,7 +806,7 @@ def _share(job: Job, *links: pyarrow.Table) -> None:
         found.append(groups_of(sets, np.arange(len(members))))
     items = None
     if len(members):
-        sides = [Side.of([_Scattered(job, members, number)]) for number in range(2)]
+        sides = [SideRows.of([_Scattered(job, members, number)]) for number in range(2)]
         pairs = Source(sides[0], sides[1], "memory", "shared items")
         unreadable = np.zeros(len(members), dtype=np.bool_)
         items = combined((found[0], found[1]), pairs, unreadable, list(_known(job.work).some), job.rows - len(members))

@@ -23,8 +23,9 @@ from mispair.auditing.scoring.exchanges import Trial, lowered
 from mispair.auditing.scoring.judge import Judge
 from mispair.errors import ConflictError, DamagedError, InvalidValueError
 from mispair.functional.logistic import FloatArray, probability
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.files import read_regular
 from mispair.support.formatting import listed, percent
 

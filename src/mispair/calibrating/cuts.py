@@ -11,7 +11,7 @@ import numpy as np
 from mispair.auditing.summary import share_interval
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 from mispair.support.formatting import percent
 
 

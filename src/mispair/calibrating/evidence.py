@@ -21,8 +21,9 @@ from mispair.auditing.scoring.calibration import combine, noise_interval, positi
 from mispair.auditing.summary import NoiseEstimate, proportion_limits, share_interval
 from mispair.errors import ConflictError, TooFewError
 from mispair.functional.logistic import FloatArray, logistic, probability
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.reviewing.noise_estimate import FOLDS, LEAST, no_surprise, recalibrate
+from mispair.support.arrays import IntArray
 from mispair.support.formatting import percent
 
 LEAST_PAIRS, LEAST_SHUFFLED = 50, 100

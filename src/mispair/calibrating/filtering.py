@@ -17,7 +17,7 @@ from mispair.calibrating.scores import numbers, open_score_table
 from mispair.errors import ChangedError, ConflictError, DamagedError, ExistsError, NotFoundError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.edits import Edits, Mask
+from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp, uid_subset
 from mispair.pairs.layouts.table import TableRows
@@ -25,6 +25,7 @@ from mispair.pairs.result_tables import TABLE
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
 from mispair.reviewing.reviewed import Reviewed
+from mispair.support.arrays import Mask
 from mispair.support.files import read_json, replacing
 from mispair.support.owned_folder import check_unchanged, read_mark
 

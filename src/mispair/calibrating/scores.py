@@ -20,10 +20,10 @@ from mispair.pairs.audited import AuditColumns, read_audit_table
 from mispair.pairs.layouts.datacomp import find_datacomp
 from mispair.pairs.npy import open_array
 from mispair.pairs.other_libraries import as_table, as_vectors
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds
 from mispair.pairs.tables import Table, open_table
 from mispair.reviewing.decisions import FILE, Mode, read_current
+from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ import platformdirs
 
 from mispair.errors import DataError, WriteError
 from mispair.pairs.npy import Header, chunks, open_array, read_array, read_header
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import File, Side
+from mispair.pairs.shards import File, SideRows
+from mispair.support.arrays import IntArray
 from mispair.support.files import is_dead, regular, replacing, unreadable, writer
 from mispair.support.formatting import slug
 
@@ -144,7 +144,7 @@ class EncodingCache:
 
     def rows(self, numbers: IntArray) -> CachedRows:
         """Return the vectors with these numbers as a shard (n, width); zeros for -1."""
-        return CachedRows(Side.of(self._files) if self._files else None, numbers, self._width)
+        return CachedRows(SideRows.of(self._files) if self._files else None, numbers, self._width)
 
 
 def _digest(vectors: npt.NDArray[Any]) -> str:
@@ -158,7 +158,7 @@ def _digest(vectors: npt.NDArray[Any]) -> str:
 class CachedRows:
     """Vectors of the cache, one a row."""
 
-    vectors: Side | None
+    vectors: SideRows | None
     numbers: IntArray
     width: int
 

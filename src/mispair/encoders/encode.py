@@ -36,9 +36,9 @@ from mispair.encoders.image_hash import DifferenceHash
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import Side, join_views
+from mispair.pairs.shards import SideRows, join_views
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder
@@ -119,9 +119,9 @@ class EncodedPairs:
     problems: dict[int, str] = field(default_factory=dict)  # by row; one side has zero vectors only
     kept: int = 0  # rows that were in the cache
 
-    def sides(self, name: str) -> tuple[Side, Side]:
+    def sides(self, name: str) -> tuple[SideRows, SideRows]:
         """Both sides; the vectors of several encoders are views."""
-        left, right = (join_views([Side.of([view]) for view in side], name) for side in (self.left, self.right))
+        left, right = (join_views([SideRows.of([view]) for view in side], name) for side in (self.left, self.right))
         return left, right
 
 

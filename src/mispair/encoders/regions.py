@@ -26,9 +26,9 @@ from mispair.encoders.encoders import GridEncoder
 from mispair.errors import ConflictError, InvalidValueError, TooFewError
 from mispair.pairs.npy import write_rows
 from mispair.pairs.origin import BASIS, MARK, Floats, Projection
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
 from mispair.pairs.splits import SplitRule, save_rows
+from mispair.support.arrays import IntArray
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 

@@ -22,7 +22,7 @@ from mispair.methods.epoch_metrics import BoolArray, Examples, MethodReport
 from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, PairLoader, random_batches
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 BATCHES = 100  # stream of random numbers
 

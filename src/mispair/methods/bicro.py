@@ -27,8 +27,8 @@ from mispair.methods.epoch_view import EpochView
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader
-from mispair.pairs.pairs import IntArray
 from mispair.settings import BicroSettings, CoTeachingSettings
+from mispair.support.arrays import IntArray
 
 ANCHORS = 102  # stream of random numbers
 

@@ -14,8 +14,8 @@ from mispair.methods.epoch_metrics import BoolArray, Examples, MethodReport, sel
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.models import Network
 from mispair.pairs.batches import Batch, PadShapes, PairLoader
-from mispair.pairs.pairs import IntArray
 from mispair.settings import CoTeachingSettings
+from mispair.support.arrays import IntArray
 
 SURE = 0.99  # the highest probability that losses or an audit can give
 

@@ -24,8 +24,8 @@ from mispair.methods.epoch_metrics import MethodReport, selection
 from mispair.models import Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader
-from mispair.pairs.pairs import IntArray
 from mispair.settings import DeclSettings
+from mispair.support.arrays import IntArray
 
 
 @dataclass(frozen=True)

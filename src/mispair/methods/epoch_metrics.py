@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from mispair.functional.metrics import auroc
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 BINS = 20  # of the histograms of the labels
 BoolArray = npt.NDArray[np.bool_]

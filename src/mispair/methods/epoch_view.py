@@ -20,7 +20,7 @@ from mispair.models import CosineNetwork, Encoded, Network
 from mispair.models.comparison import compare_parts, encode_part, gather_pooled
 from mispair.models.inference import encode_side, inference
 from mispair.pairs.batches import Batch, PairLoader
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 Compared = tuple[Tensor, Tensor, Tensor]  # similarities of a batch, the groups of its left items, its pairs
 Pass = tuple[Tensor, Tensor, Callable[[IntArray], Any], Callable[[Any], Compared]]  # vectors; loads, compares a batch

@@ -19,7 +19,7 @@ from mispair.methods.epoch_view import EpochView
 from mispair.methods.memory_bank import Bank
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 PAIRS_AT_ONCE = 1 << 16  # candidate pairs chosen at a time
 SCORED_AT_ONCE = 1 << 12  # and of these, texts of about the same length scored at a time

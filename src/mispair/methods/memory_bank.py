@@ -16,7 +16,7 @@ from mispair.compute.devices import send
 from mispair.compute.precision import working_dtype
 from mispair.models.base import Encoded
 from mispair.models.ragged import inside, packing
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 
 class Bank:

@@ -30,9 +30,9 @@ from mispair.methods.soft_partners import SoftPartners, find_soft_partners
 from mispair.models import FOR_SETS, FOR_VECTORS, Network, find
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader, corrupt
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.vocabulary import UNK
 from mispair.settings import MendSettings
+from mispair.support.arrays import IntArray
 
 TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises

@@ -45,8 +45,9 @@ from mispair.models import MODELS, Network, find
 from mispair.models.inference import inference
 from mispair.models.sgraf import SimilarityVectors
 from mispair.pairs.batches import Items, PairLoader
-from mispair.pairs.pairs import IntArray, Pairs, Tokens
+from mispair.pairs.pairs import Pairs, Tokens
 from mispair.settings import CoTeachingSettings, MscnSettings, SgrafSettings
+from mispair.support.arrays import IntArray
 
 META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
 HIDDEN = 64  # width of the published meta network

@@ -8,7 +8,8 @@ import numpy as np
 
 from mispair.errors import DataError, TooFewError
 from mispair.methods.plain import Plain
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import IntArray
 
 
 def matched_pairs(pairs: Pairs) -> IntArray:

@@ -29,8 +29,8 @@ from mispair.methods.memory_bank import Bank
 from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, Items, PadShapes, PairLoader
-from mispair.pairs.pairs import IntArray
 from mispair.settings import CoTeachingSettings, RepairSettings
+from mispair.support.arrays import IntArray
 
 FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from mispair.functional.canonical_correlation import canonical_directions
 from mispair.pairs.layouts.arrays import item_vectors
-from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import IntArray
 
 NEIGHBOURS = 5  # trusted pairs that lend their item
 TEMPERATURE = 0.05  # of the softmax over them

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from mispair.models import CosineNetwork, Encoded, Network
 from mispair.pairs.batches import SideLoader
-from mispair.pairs.pairs import IntArray, Side, Tokens
+from mispair.pairs.pairs import Side, Tokens
+from mispair.support.arrays import IntArray
 
 CHUNK = 128  # items of either side encoded and scored at a time
 CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word

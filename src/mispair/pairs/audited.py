@@ -16,13 +16,13 @@ import pyarrow.compute as compute
 import pyarrow.csv
 
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
-from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, described
+from mispair.pairs.pairs import MATCH_THRESHOLD, Pairs, described
 from mispair.pairs.result_tables import TABLE, write_table
 from mispair.pairs.row_ids import numbers
 from mispair.pairs.tables import read_parquet
+from mispair.support.arrays import FloatArray, IntArray, Mask
 from mispair.support.files import regular, unreadable
 
-Mask = npt.NDArray[np.bool_]
 SCORE, FLAGGED = "match_score", "is_mismatch"
 SIDES = ("left", "right")
 EXPECTED = "an audit, its pairs.parquet, Pairs with match scores, or one number between 0 and 1 for each pair"

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mispair.compute.devices import send
 from mispair.errors import DataError
-from mispair.pairs.pairs import IntArray, Pairs, Side, Tokens
+from mispair.pairs.pairs import Pairs, Side, Tokens
+from mispair.support.arrays import IntArray
 
 DEVICE_SHARE = 0.5  # of the free device memory, for features; the rest is left to the training
 PREFETCH = 3  # batches made ahead when the features stay on the host

@@ -19,8 +19,9 @@ from mispair.pairs.layouts import clip_retrieval, opening, precomp
 from mispair.pairs.layouts.opening import FeatureLayout
 from mispair.pairs.noise import load_noise, mismatch
 from mispair.pairs.npy import absolute_maximum, check_finite, open_array
-from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Side, Tokens, Vectors
+from mispair.pairs.pairs import Pairs, Side, Tokens, Vectors
 from mispair.pairs.vocabulary import MOST_WORDS, SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
+from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.formatting import byte_size
 
 _HALF_MAXIMUM = float(np.finfo(np.float16).max)

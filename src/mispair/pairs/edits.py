@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
 from mispair.pairs.npy import write_rows
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import Side
+from mispair.pairs.shards import SideRows
 from mispair.pairs.tables import BATCH, Table, TablePart, TextFormat
+from mispair.support.arrays import IntArray, Mask
 from mispair.support.files import replacing
 
-Mask = npt.NDArray[np.bool_]
 LookUp = Callable[[IntArray], list[str]]  # texts of rows
 IN_MEMORY = "pairs.parquet"  # the copy of a table that has no file
 WITH_IMAGES = 256  # rows with their images that are held in memory
@@ -234,7 +232,7 @@ def _write_text(style: TextFormat, batches: Iterator[Any], file: IO[bytes]) -> N
     text.detach()
 
 
-def write_vectors(path: Path, side: Side, rows: IntArray) -> None:
+def write_vectors(path: Path, side: SideRows, rows: IntArray) -> None:
     """Write the vectors at some rows of a side as one .npy file, in their own type."""
     dtype = side.dtype
     write_rows(path, lambda wanted: side.gather(wanted, dtype), rows)

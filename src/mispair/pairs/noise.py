@@ -23,7 +23,8 @@ import numpy.typing as npt
 from mispair.config import Config, NoiseKind
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError, ShapeError
 from mispair.pairs.npy import check_finite, chunks, open_array
-from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Tokens, Vectors
+from mispair.pairs.pairs import Pairs, Tokens, Vectors
+from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.files import replacing
 
 NEIGHBOURS = 10  # nearest left items that `near` exchanges with

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ChangedError, DamagedError, ShapeError
+from mispair.support.arrays import IntArray
 from mispair.support.files import LARGEST, replacing, size_of, unreadable
 
-Rows = npt.NDArray[np.int64]
 Numbers = Literal["float", "integer", "vector"]
 LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
@@ -207,7 +207,9 @@ def absolute_maximum(array: npt.NDArray[Any]) -> float:
     return highest
 
 
-def write_rows(path: Path, read: Callable[[Rows], npt.NDArray[Any]], rows: Rows, times: Rows | None = None) -> None:
+def write_rows(
+    path: Path, read: Callable[[IntArray], npt.NDArray[Any]], rows: IntArray, times: IntArray | None = None
+) -> None:
     """Some rows of an array as one .npy file, a few megabytes at a time; row i `times[i]` times."""
     first = read(rows[:1])
     total = len(rows) if times is None else int(times.sum())

@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ShapeError
 from mispair.pairs.origin import Origin
+from mispair.pairs.source import Source
+from mispair.pairs.tables import Roles
 from mispair.pairs.vocabulary import Vocabulary
+from mispair.support.arrays import FloatArray, IntArray
 
-if TYPE_CHECKING:
-    from mispair.pairs.source import Source
-    from mispair.pairs.tables import Roles
-
-IntArray = npt.NDArray[np.int64]
-FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
 Kind = Literal["regions", "tokens", "vectors"]
 MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
 UNKNOWN = 0.5  # match score of a pair that could not be read

@@ -16,8 +16,8 @@ import pyarrow
 import pyarrow.compute
 
 from mispair.errors import NotFoundError, ShapeError
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.tables import Role, Table
+from mispair.support.arrays import IntArray
 from mispair.support.formatting import plain
 
 MISSING, DUPLICATE = "missing id", "duplicate id"

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mispair.errors import ChangedError, ShapeError
 from mispair.pairs.npy import LONGEST_HEADER, Header, check_header, header_of, open_array, read_start
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 from mispair.support.files import unreadable
 
 if TYPE_CHECKING:
@@ -151,14 +151,14 @@ class TensorRows:
 
 
 @dataclass(frozen=True)
-class Side:
+class SideRows:
     """All rows of one side (N, D)."""
 
     shards: tuple[Shard, ...]
     starts: IntArray  # first row of each shard, and N
 
     @classmethod
-    def of(cls, shards: Sequence[Shard]) -> Side:
+    def of(cls, shards: Sequence[Shard]) -> SideRows:
         return cls(tuple(shards), np.cumsum([0, *(shard.shape[0] for shard in shards)]))
 
     def __len__(self) -> int:
@@ -215,7 +215,7 @@ class Side:
         there = first.tensor.device
         return there.type == device.type and device.index in (None, there.index)
 
-    def loaded(self, device: torch.device, workers: int) -> Side:
+    def loaded(self, device: torch.device, workers: int) -> SideRows:
         """This side with all its vectors on a GPU."""
         import torch
 
@@ -230,14 +230,14 @@ class Side:
             whole[start : start + len(part)] = torch.from_numpy(part)
 
         parallel_each(load, range(0, len(self), _LOADED), workers)
-        return Side.of([TensorRows(whole, self.factor)])
+        return SideRows.of([TensorRows(whole, self.factor)])
 
     @property
     def nbytes(self) -> int:
         """Size of all vectors as they are stored."""
         return len(self) * self.width * self.dtype.itemsize
 
-    def scaled(self, some: IntArray) -> Side:
+    def scaled(self, some: IntArray) -> SideRows:
         """Multiply by a power of two if squares of the numbers of `some` ascending rows do not fit in float32."""
         sizes = [np.abs(values.astype(np.float64)).max(axis=1) for _, values in self._parts(some)]
         known = np.concatenate([np.empty(0), *sizes])
@@ -247,9 +247,9 @@ class Side:
             return self
         return self.times(2.0 ** -round(math.log2(usual)))
 
-    def times(self, factor: float) -> Side:
+    def times(self, factor: float) -> SideRows:
         """This side with all numbers times a factor."""
-        return self if factor == 1 else Side(tuple(ScaledRows(shard, factor) for shard in self.shards), self.starts)
+        return self if factor == 1 else SideRows(tuple(ScaledRows(shard, factor) for shard in self.shards), self.starts)
 
     @property
     def factor(self) -> float:
@@ -268,14 +268,14 @@ class Side:
             yield slice(low, high), self.shards[number].read(ascending[low:high] - self.starts[number])
 
 
-NO_ROWS = Side((), np.zeros(1, dtype=np.int64))
+NO_ROWS = SideRows((), np.zeros(1, dtype=np.int64))
 
 
 @dataclass(frozen=True)
 class MovedRows:
     """Some rows of a side, in any order."""
 
-    side: Side
+    side: SideRows
     rows: IntArray
 
     @property
@@ -299,7 +299,7 @@ def unit(vectors: Matrix) -> tuple[Matrix, npt.NDArray[np.bool_]]:
 class ViewRows:
     """Vectors of the same items by several encoders, the views, as one vector an item."""
 
-    views: tuple[Side, ...]
+    views: tuple[SideRows, ...]
     join: Callable[[Sequence[Matrix]], Matrix] | None = None  # by default side by side, each of unit length
 
     @property
@@ -315,27 +315,27 @@ class ViewRows:
         return np.concatenate([unit(part)[0] for part in parts], axis=1) if self.join is None else self.join(parts)
 
 
-def join_views(sides: Sequence[Side], where: str) -> Side:
+def join_views(sides: Sequence[SideRows], where: str) -> SideRows:
     """Join the vectors of one or several encoders to one side."""
     rows = [len(side) for side in sides]
     if len(set(rows)) > 1:
         found = " and ".join(f"{count:,}" for count in rows)
         raise ShapeError(f"views of {found} rows", where=where, expected="the same items in the same order in each")
-    return sides[0] if len(sides) == 1 else Side.of([ViewRows(tuple(sides))])
+    return sides[0] if len(sides) == 1 else SideRows.of([ViewRows(tuple(sides))])
 
 
-def views_of(side: Side) -> tuple[Side, ...]:
+def views_of(side: SideRows) -> tuple[SideRows, ...]:
     """The vectors of each encoder of a side."""
     first = side.shards[0]
     return first.views if isinstance(first, ViewRows) else (side,)
 
 
-def moved(side: Side, rows: IntArray) -> Side:
+def moved(side: SideRows, rows: IntArray) -> SideRows:
     """Some rows of a side, in any order."""
-    return join_views([Side.of([MovedRows(view, rows)]) for view in views_of(side)], "")
+    return join_views([SideRows.of([MovedRows(view, rows)]) for view in views_of(side)], "")
 
 
-def open_files(paths: Sequence[Path]) -> Side:
+def open_files(paths: Sequence[Path]) -> SideRows:
     """Open several .npy files as one side.
 
     Raises:
@@ -355,4 +355,4 @@ def open_files(paths: Sequence[Path]) -> Side:
         room -= keep * header.nbytes
         # A copy, which holds neither the header nor what may follow the numbers.
         shards.append(File(path.absolute(), header, header.array(content).copy("K") if keep else None))
-    return Side.of(shards)
+    return SideRows.of(shards)

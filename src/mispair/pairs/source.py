@@ -28,11 +28,11 @@ from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits, LookUp, TableCopies, write_vectors
 from mispair.pairs.origin import Origin
-from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.shards import NO_ROWS, Matrix, Side, moved, views_of
+from mispair.pairs.shards import NO_ROWS, Matrix, SideRows, moved, views_of
 from mispair.pairs.tables import Table
+from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.files import Json, read_regular
 from mispair.support.formatting import plain
 
@@ -57,8 +57,8 @@ _PROBED = 1000  # image files that must not all be missing, before hours are spe
 class Source:
     """The pairs of a data set, in its order. No row is ever left out: bad ones have a status."""
 
-    left: Side = NO_ROWS  # vectors (N, D); no rows if nothing is encoded yet
-    right: Side = NO_ROWS  # vectors (N, E)
+    left: SideRows = NO_ROWS  # vectors (N, D); no rows if nothing is encoded yet
+    right: SideRows = NO_ROWS  # vectors (N, E)
     layout: LayoutName = "raw"
     name: str = "pairs"  # where they come from, for messages
     names: RowIds = RowIds()  # noqa: RUF009 - it is frozen
@@ -104,7 +104,13 @@ class Source:
         return len(self.left) > 0
 
     def with_vectors(
-        self, left: Side, right: Side, known: dict[int, str], *, joint: bool = False, hashes: Hashes | None = None
+        self,
+        left: SideRows,
+        right: SideRows,
+        known: dict[int, str],
+        *,
+        joint: bool = False,
+        hashes: Hashes | None = None,
     ) -> Self:
         """The same images and captions with vectors (N, D) and (N, E).
 

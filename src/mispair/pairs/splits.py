@@ -11,8 +11,9 @@ import numpy as np
 
 from mispair.errors import DamagedError, InvalidValueError, TooFewError
 from mispair.pairs.npy import open_array
-from mispair.pairs.pairs import HELD_OUT, IntArray
+from mispair.pairs.pairs import HELD_OUT
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.files import Json, replacing
 
 _NAMES = {"train": "train", "restval": "train", "dev": "dev", "val": "dev", "validation": "dev", "test": "test"}

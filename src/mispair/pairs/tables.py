@@ -29,7 +29,7 @@ import pyarrow
 import pyarrow.parquet
 
 from mispair.errors import DamagedError, NotFoundError, ShapeError
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 from mispair.support.files import LARGEST_JSON, regular, unreadable
 from mispair.support.formatting import listed
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from mispair.pairs.pairs import IntArray, Tokens
+from mispair.pairs.pairs import Tokens
 from mispair.pairs.vocabulary import SPECIAL_WORDS, tokenize
+from mispair.support.arrays import IntArray
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

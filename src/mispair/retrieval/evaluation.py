@@ -15,7 +15,8 @@ from mispair.functional.metrics import Retrieval, block_ranks, fold_retrieval, o
 from mispair.models import Network
 from mispair.models.inference import average, encode_side, score
 from mispair.pairs.batches import SideLoader
-from mispair.pairs.pairs import IntArray, Pairs, Side, select
+from mispair.pairs.pairs import Pairs, Side, select
+from mispair.support.arrays import IntArray
 from mispair.support.html import html_table
 from mispair.support.terminal import COLUMNS
 

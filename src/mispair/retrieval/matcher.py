@@ -28,11 +28,12 @@ from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.pairs.batches import SideLoader
 from mispair.pairs.npy import check_finite
 from mispair.pairs.origin import Origin, Projection
-from mispair.pairs.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
+from mispair.pairs.pairs import Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate, evaluate_in_blocks
 from mispair.retrieval.onnx_export import export_onnx
 from mispair.retrieval.vector_index import Encode, VectorIndex, build_index, open_index
+from mispair.support.arrays import FloatArray
 from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors
 

@@ -17,10 +17,11 @@ from mispair.errors import ConflictError, DamagedError, DataError, NotFoundError
 from mispair.pairs import shards
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import Origin
-from mispair.pairs.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, select
+from mispair.pairs.pairs import Pairs, Regions, Side, Tokens, Vectors, select
 from mispair.pairs.tables import IMAGE_SUFFIXES, Table
 from mispair.pairs.vocabulary import UNK
 from mispair.retrieval.matcher import Matcher
+from mispair.support.arrays import FloatArray
 
 Query = list[str] | FloatArray  # a text, or its vector (1, D)
 
@@ -207,6 +208,6 @@ def _image_features(
         return as_cells(found.of_pairs.read(slice(None)), encoder.channels, origin.projection), found.problems
     encoders = [image_encoder(name, device) for name in parts_of(origin.image_model)]
     views = encode_images(pairs, encoders, place, console=console)
-    side = shards.join_views([shards.Side.of([view.of_pairs]) for view in views], "")
+    side = shards.join_views([shards.SideRows.of([view.of_pairs]) for view in views], "")
     rows = np.arange(len(files))
     return side.gather(rows, np.float16).astype(np.float32), views[0].problems  # half precision, as in the training

@@ -19,7 +19,8 @@ import numpy as np
 
 from mispair.errors import ChangedError, DamagedError, InvalidValueError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.npy import check_finite, open_array
-from mispair.pairs.pairs import FloatArray, IntArray, described
+from mispair.pairs.pairs import described
+from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.extras import missing_package
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, damages, read_mark

@@ -17,6 +17,7 @@ from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.tables import read_parquet
+from mispair.support.arrays import Mask
 from mispair.support.files import unreadable
 from mispair.support.owned_folder import check_unchanged
 
@@ -28,7 +29,6 @@ NEEDED = ("id", "status", "match_score", "is_mismatch")
 SEPARATOR = "; "  # of several reasons in a cell
 REMEMBERED = 8  # selections
 Sort = Literal["score", "doubt", "row", "-score"]  # doubt: the closest to 0.5 first
-Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int32]
 
 

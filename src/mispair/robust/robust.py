@@ -35,9 +35,10 @@ from mispair.errors import (
 from mispair.functional.contrastive import info_nce, sigmoid_losses
 from mispair.functional.losses import hard_losses, soft_margin
 from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
-from mispair.pairs.pairs import IntArray, described
+from mispair.pairs.pairs import described
 from mispair.robust.audited import Audited, columns_of, other_partners
 from mispair.robust.sampler import RobustSampler, epoch_order
+from mispair.support.arrays import IntArray
 
 MethodName = Literal["weights", "mend", "repair"]
 LossName = Literal["infonce", "siglip", "triplet"]

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from mispair.errors import InvalidValueError, TooFewError
 from mispair.methods.soft_partners import SoftPartners
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 
 class RobustSampler(Sampler[list[int]]):

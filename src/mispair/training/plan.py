@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from mispair.methods.base import EpochPairs, StepPlan
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 
 def plan_epoch(

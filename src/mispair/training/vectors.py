@@ -11,9 +11,9 @@ import numpy as np
 from mispair.errors import TooFewError
 from mispair.pairs.npy import write_rows
 from mispair.pairs.origin import MARK
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
 from mispair.pairs.splits import SplitRule, save_rows
+from mispair.support.arrays import IntArray
 from mispair.support.files import Json, replacing
 from mispair.support.formatting import plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder

@@ -20,7 +20,7 @@ from mispair.auditing.scoring.common_space import (
 )
 from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 
 @dataclass(frozen=True)

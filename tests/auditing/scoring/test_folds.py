@@ -25,7 +25,7 @@ from mispair.auditing.scoring.folds import (
     sample,
     shuffled,
 )
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 MASK = (1 << 64) - 1
 GROUPS = hnp.arrays(np.int64, st.integers(1, 200), elements=st.integers(0, 60))

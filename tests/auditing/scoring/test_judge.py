@@ -29,7 +29,7 @@ from mispair.auditing.scoring.judge import (
 from mispair.auditing.scoring.measures import Bank
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray, probability
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 CPU = torch.device("cpu")
 

@@ -10,15 +10,9 @@ from hypothesis import strategies as st
 
 from kernel_marks import needs_gpu
 from mispair.auditing.scoring import near_duplicates
-from mispair.auditing.scoring.near_duplicates import (
-    SEEN,
-    Codes,
-    Mask,
-    find_near_duplicate_images,
-    find_near_duplicates,
-)
+from mispair.auditing.scoring.near_duplicates import SEEN, Codes, find_near_duplicate_images, find_near_duplicates
 from mispair.errors import ConfigError
-from mispair.pairs.pairs import FloatArray, IntArray
+from mispair.support.arrays import FloatArray, IntArray, Mask
 
 
 def random_vectors(n: int, width: int = 32, seed: int = 0) -> FloatArray:

@@ -18,8 +18,8 @@ from mispair.auditing.scoring.partners import KEPT, Candidates, Odds, Partners, 
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.functional.logistic import probability
 from mispair.pairs.layouts.arrays import from_memory
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 
 pytest.importorskip("pyarrow")
 

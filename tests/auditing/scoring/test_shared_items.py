@@ -15,7 +15,7 @@ from scipy.special import betaincinv
 from mispair.auditing.scoring import shared_items as module
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items, likeness, near_enough
 from mispair.pairs.layouts.arrays import from_memory
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 pytest.importorskip("pyarrow")
 

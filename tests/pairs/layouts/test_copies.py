@@ -17,7 +17,7 @@ from mispair.errors import (
     TooFewError,
     WriteError,
 )
-from mispair.pairs.edits import Edits, Mask, TableCopies
+from mispair.pairs.edits import Edits, TableCopies
 from mispair.pairs.layouts.arrays import from_memory, open_arrays
 from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
 from mispair.pairs.layouts.copies import write_copy
@@ -27,6 +27,7 @@ from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
+from mispair.support.arrays import Mask
 from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")

@@ -31,8 +31,8 @@ from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.datacomp import open_datacomp
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.layouts.tars import tar_member
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import Side
+from mispair.pairs.shards import SideRows
+from mispair.support.arrays import IntArray
 
 PAIRS = int(os.environ.get("MISPAIR_PAIRS", 1_000_000))
 SHARD = 10_000
@@ -107,7 +107,7 @@ def test_webdataset(tmp_path: Path) -> None:
     assert not found.problems
     again = timed("encoded again", lambda: encode(pairs, ([Colours()], [Lengths()]), tmp_path / "cache"))
     assert again.kept == PAIRS
-    source = pairs.with_vectors(Side.of(found.left), Side.of(found.right), {})
+    source = pairs.with_vectors(SideRows.of(found.left), SideRows.of(found.right), {})
     timed("vectors read", lambda: sum(len(source.block(start, start + SHARD)[0]) for start in range(0, PAIRS, SHARD)))
     edited = edits()
     timed("written", lambda: write_copy(source, edited, tmp_path / "out"))

@@ -18,13 +18,13 @@ from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import tars
 from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.opening import open_raw
-from mispair.pairs.shards import ArrayRows, Side
+from mispair.pairs.shards import ArrayRows, SideRows
 from mispair.pairs.source import Source
 from refusals import refused
 
 
 def encoded(pairs: Source) -> Source:
-    vectors = Side.of([ArrayRows(np.ones((len(pairs), 2), np.float32))])
+    vectors = SideRows.of([ArrayRows(np.ones((len(pairs), 2), np.float32))])
     return pairs.with_vectors(vectors, vectors, {})
 
 

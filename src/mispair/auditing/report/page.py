@@ -18,7 +18,7 @@ from mispair.auditing.report import charts
 from mispair.auditing.scoring.measures import MEANINGS
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.summary import BINS, NOTHING_IN_COMMON, AuditSummary, score_range
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed, percent, plain
 from mispair.support.html import template
 from mispair.support.thumbnails import thumbnail

@@ -17,7 +17,7 @@ from scipy.special import betaincinv
 
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.functional.metrics import auroc
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one matched pairs are assumed to be rare

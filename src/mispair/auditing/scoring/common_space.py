@@ -19,7 +19,7 @@ from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
 MOST_DIRECTIONS = 256

@@ -44,8 +44,9 @@ from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray, newton, probability
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
 from mispair.support.progress import tracked
 

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 FOLDS = 10
 ONE_OUT = [(number,) for number in range(FOLDS)]  # folds that are left out of a fit, one after the other

@@ -31,7 +31,7 @@ from mispair.auditing.scoring.folds import FOLDS, shuffled
 from mispair.compute.threads import parallel_map
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 
 DIRECTIONS = 256  # main directions of both sides in which partners are expected
 REGULARISATION = 3.0  # times the mean spread along them

@@ -25,8 +25,9 @@ from mispair.compute.threads import parallel_each, parallel_map
 from mispair.errors import DataError
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import NetworkScore
+from mispair.support.arrays import IntArray
 from mispair.support.progress import stage_part
 from mispair.support.tensor_files import flattened, part_of
 

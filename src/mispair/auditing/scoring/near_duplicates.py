@@ -25,10 +25,9 @@ import torch
 from torch import Tensor
 
 from mispair.errors import ConfigError
-from mispair.pairs.pairs import FloatArray, IntArray
+from mispair.support.arrays import FloatArray, IntArray, Mask
 
 Codes = npt.NDArray[np.uint64]
-Mask = npt.NDArray[np.bool_]
 Gather = Callable[[IntArray], FloatArray]
 
 BITS, BYTES, SHARED = 64, 8, 3  # of a code; equal bytes for a comparison

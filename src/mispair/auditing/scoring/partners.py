@@ -21,11 +21,11 @@ from mispair.auditing.scoring.measures import evidence, largest, rivals, with_co
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray, Mask
 from mispair.support.cores import cores
 
-Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.floating]
 
 POOL = 1 << 14  # items that are tried; of more, those of flagged pairs come first

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from mispair.auditing.scoring.folds import sample
 from mispair.compute.threads import parallel_map
-from mispair.pairs.pairs import IntArray
+from mispair.support.arrays import IntArray
 from mispair.support.thumbnails import FORMATS, TooManyPixelsError, on_white, open_image, upright
 
 EMPTY, FILE_NAME, URL, NO_WORDS, SHORT, LANGUAGE, UNREADABLE, TINY, UNIFORM = (

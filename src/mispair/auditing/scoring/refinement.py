@@ -22,7 +22,8 @@ from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
+from mispair.support.arrays import IntArray
 from mispair.support.progress import tracked
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning

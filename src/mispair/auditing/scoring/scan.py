@@ -18,8 +18,8 @@ from torch import Tensor
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.compute.threads import parallel_map
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 from mispair.support.files import replacing
 
 BLOCK = 8192  # rows measured at a time

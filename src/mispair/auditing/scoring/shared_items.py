@@ -24,7 +24,6 @@ from mispair.auditing.scoring.near_duplicates import (
     Codes,
     DisjointSets,
     Groups,
-    Mask,
     find_near_duplicate_images,
     find_near_duplicates,
     joined_groups,
@@ -32,8 +31,8 @@ from mispair.auditing.scoring.near_duplicates import (
 )
 from mispair.auditing.scoring.scan import READABLE, block_size, faults
 from mispair.compute.threads import parallel_map
-from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.source import Source
+from mispair.support.arrays import FloatArray, IntArray, Mask
 from mispair.support.files import replacing
 from mispair.support.progress import stage_part, tracked
 

@@ -19,8 +19,9 @@ from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import SideTransform
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.functional.logistic import FloatArray, logistic
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 
 AT_ONCE = 1 << 14  # rows whose vectors are read at a time, and more to the end of their group
 LEAST_TRUST = 0.5  # sum of the match scores of the siblings, below which they say nothing

@@ -33,9 +33,9 @@ from mispair.auditing.scoring.judge import (
 )
 from mispair.errors import ConflictError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import Matrix, Side, ViewRows, unit, views_of
+from mispair.pairs.shards import Matrix, SideRows, ViewRows, unit, views_of
 from mispair.pairs.source import Source
+from mispair.support.arrays import IntArray
 
 SAMPLE = 4096  # rows to learn scales, regressions and weights from
 LEAST = 50  # rows with vectors in both views, to fill the gaps of one by the other
@@ -142,7 +142,7 @@ def with_joins(source: Source, joins: tuple[ViewJoin, ViewJoin], *, joint: bool 
         if widths != expected:
             what = f"{name} views of the widths {widths}"
             raise ShapeError(what, where=source.name, expected=f"{expected}, as in `fit`")
-        sides.append(Side.of([ViewRows(views_of(side), join)]))
+        sides.append(SideRows.of([ViewRows(views_of(side), join)]))
     return source.with_vectors(sides[0], sides[1], source.known, joint=joint)
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from mispair.errors import DamagedError
-from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors
+from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.pairs.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
+from mispair.support.arrays import IntArray
 from mispair.support.files import LARGEST_TEXT, regular
 
 CAPTIONS, REGIONS, WIDTH, WORDS = 5, 36, 2048, 8481  # as Flickr30K

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs import row_ids
 from mispair.pairs.npy import chunks
-from mispair.pairs.pairs import Pairs, Regions, Tokens
-from mispair.pairs.pairs import Side as Items
+from mispair.pairs.pairs import Pairs, Regions, Side, Tokens
 from mispair.pairs.row_ids import Texts
-from mispair.pairs.shards import ArrayRows, Shard, Side, TensorRows, join_views, open_files
+from mispair.pairs.shards import ArrayRows, Shard, SideRows, TensorRows, join_views, open_files
 from mispair.pairs.source import Source
 from mispair.pairs.tables import USUAL_NAMES, Roles, open_table
 from mispair.pairs.tfidf import WIDTH, word_vectors
@@ -86,7 +85,7 @@ def from_memory(
     """
     sides = [
         join_views(
-            [Side.of([_in_memory(values, what)]) for values in (views if isinstance(views, list) else [views])],
+            [SideRows.of([_in_memory(values, what)]) for values in (views if isinstance(views, list) else [views])],
             f"the {what} side",
         )
         for views, what in ((left, "left"), (right, "right"))
@@ -107,7 +106,9 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
     shared = len(np.unique(groups)) < len(pairs)
     texts = captions(pairs)
     known = row_ids.from_lists(None, groups if shared else None, len(pairs))
-    source = Source(Side.of([ArrayRows(left, pairs.link)]), Side.of([ArrayRows(right)]), "memory", pairs.name, known)
+    source = Source(
+        SideRows.of([ArrayRows(left, pairs.link)]), SideRows.of([ArrayRows(right)]), "memory", pairs.name, known
+    )
     if texts:
         source = replace(source, captions=Texts.of(texts))
     if not pairs.left_ids:
@@ -140,7 +141,7 @@ def pair_ids(pairs: Pairs) -> Any:
     return row_ids.as_texts(f"{image}#{number}" for number, image in enumerate(images))
 
 
-def item_vectors(side: Items, width: int = WIDTH) -> npt.NDArray[np.floating]:
+def item_vectors(side: Side, width: int = WIDTH) -> npt.NDArray[np.floating]:
     """(N, D): the mean of an item's regions, its vector, or the TF-IDF vector of its words (D at most `width`)."""
     if isinstance(side, Tokens):
         return word_vectors(side.texts or side, width)

@@ -21,11 +21,12 @@ from mispair.errors import NotFoundError, ShapeError, TooFewError
 from mispair.pairs.edits import Edits, write_vectors
 from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.origin import Origin, data_name
-from mispair.pairs.pairs import HELD_OUT, IntArray, Pairs, Vectors
+from mispair.pairs.pairs import HELD_OUT, Pairs, Vectors
 from mispair.pairs.result_tables import write_table
-from mispair.pairs.shards import File, Side, open_files
+from mispair.pairs.shards import File, SideRows, open_files
 from mispair.pairs.source import DataSetFolder
 from mispair.pairs.tables import Table, open_table
+from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed
 
 SPLITS = ("train", "dev", "test")
@@ -110,7 +111,7 @@ def cut(first: IntArray, split: str) -> IntArray:
     return np.flatnonzero(np.searchsorted(cuts, first, side="right") == SPLITS.index(split))
 
 
-def take(side: Side, rows: IntArray) -> npt.NDArray[Any]:
+def take(side: SideRows, rows: IntArray) -> npt.NDArray[Any]:
     """The vectors at ascending `rows`: memory-mapped if they are neighbours in one shard, else read."""
     first, last = np.searchsorted(side.starts, rows[[0, -1]], side="right") - 1
     shard = side.shards[first]

@@ -20,10 +20,10 @@ from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.edits import Edits, TableCopies
 from mispair.pairs.layouts import SUBSET
 from mispair.pairs.npy import parse_header
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import Side
+from mispair.pairs.shards import SideRows
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
+from mispair.support.arrays import IntArray
 from mispair.support.files import regular, replacing, unreadable
 
 MODELS = ("l14", "b32")  # the better one first
@@ -77,7 +77,7 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
         for path, arrays in zip(archives, members, strict=True):
             if name not in arrays or arrays[name].shape[1] != members[0][name].shape[1]:
                 raise ShapeError(f"no {name} as in {archives[0].name}", where=path, advice=_AGAIN)
-        sides.append(Side.of([arrays[name] for arrays in members]))
+        sides.append(SideRows.of([arrays[name] for arrays in members]))
     table = open_table(*tables)
     for part, arrays in zip(table.parts, members, strict=True):
         rows = arrays[f"{chosen}_img"].shape[0]
@@ -111,7 +111,7 @@ class DataComp(Source):
         TableCopies(self.table, of_image, caption, self.folder, ids, scores).write(edits, out)
         archives = [path for path in self.files if path.suffix == ".npz"]
         members = [_members(path) for path in archives]
-        sides = {name: Side.of([arrays[name] for arrays in members]) for name in members[0]}
+        sides = {name: SideRows.of([arrays[name] for arrays in members]) for name in members[0]}
         for path, start, stop in zip(archives, self.left.starts, self.left.starts[1:], strict=False):
             rows, images, captions = edits.part(int(start), int(stop))
             if len(rows):

@@ -23,12 +23,13 @@ from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.arrays import item_vectors
 from mispair.pairs.npy import check_finite, open_array, write_rows
 from mispair.pairs.origin import Origin, data_name
-from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
+from mispair.pairs.pairs import Pairs, Regions, Tokens
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.shards import ArrayRows, Side
+from mispair.pairs.shards import ArrayRows, SideRows
 from mispair.pairs.source import DataSetFolder
 from mispair.pairs.tfidf import word_vectors
 from mispair.pairs.vocabulary import Vocabulary
+from mispair.support.arrays import IntArray
 from mispair.support.files import LARGEST_TEXT, at_most, read_regular, unreadable, write_atomically
 
 DevProtocol = Literal["full", "ncr"]
@@ -278,8 +279,8 @@ def open_precomp(folder: Path, split: str | None) -> ScanFeatures:
         known = RowIds(groups=link if parts.per_image != 1 else None)
     image_names = Texts.of(images)
     return ScanFeatures(
-        left=Side.of([ArrayRows(item_vectors(Regions(parts.features)), link)]),
-        right=Side.of([ArrayRows(word_vectors(parts.texts))]),
+        left=SideRows.of([ArrayRows(item_vectors(Regions(parts.features)), link)]),
+        right=SideRows.of([ArrayRows(word_vectors(parts.texts))]),
         layout="precomp",
         name=f"{folder.name} {split}",
         names=known,

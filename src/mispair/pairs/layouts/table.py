@@ -18,10 +18,10 @@ import pyarrow.compute
 from mispair.errors import ShapeError, TooFewError
 from mispair.pairs.edits import WITH_IMAGES, Edits, TableCopies
 from mispair.pairs.other_libraries import as_table
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds, Texts, from_table, id_column, numbers
 from mispair.pairs.source import ImageFiles, Source
 from mispair.pairs.tables import Roles, Table, TablePart, open_table
+from mispair.support.arrays import IntArray
 from mispair.support.files import read_regular
 
 _CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k.token.txt, which has no header

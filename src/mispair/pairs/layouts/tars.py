@@ -20,10 +20,10 @@ import pyarrow.parquet
 
 from mispair.errors import DamagedError, NotFoundError, TooFewError
 from mispair.pairs.edits import Edits
-from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds, Texts, id_column
 from mispair.pairs.source import Source
 from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column, read_parquet
+from mispair.support.arrays import IntArray
 from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain
 

@@ -238,28 +238,28 @@ class Findings:
         return len(np.union1d(self.near_duplicates[0].rows, self.near_duplicates[1].rows))
 
     def reasons(self, rows: IntArray) -> list[str]:
-        """Main evidence against each of these rows, in words; empty for unflagged rows.
-
-        What comes later overrules what comes before.
-        """
+        """Main evidence against each of these rows, in words; empty for unflagged rows."""
         combination, scores, match = self.judge.combination, self.scores, self.match_score[rows]
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights + combination.natural, 0)
         against = np.where(np.isfinite(against), against, 0)
-        found = np.array([REASONS[name] for name in self.judge.names], dtype=object)[against.argmax(axis=1)]
-        if scores.siblings is not None:
-            found[-scores.siblings.penalty[rows] > against.max(axis=1)] = SIBLINGS
+        by_measure = np.array([REASONS[name] for name in self.judge.names], dtype=object)[against.argmax(axis=1)]
+        # The first reason that applies is the main one.
+        told: list[tuple[npt.NDArray[np.bool_], Any]] = [
+            (~(match < self.threshold), ""),
+            (np.isin(rows, list(self.checked)), FOUND_WRONG),
+        ]
+        for side, counts in reversed(list(zip(SIDES, self.items.unlike[:, rows], strict=True))):
+            sizes, number = np.unique(counts, return_inverse=True)
+            named = np.array([f"its {_shared(side, count)}" for count in sizes], dtype=object)
+            told.append(((counts > 0) & (counts == self.items.partners[rows]), named[number]))
+        told += [(self.seen[rows] >> bit & 1 == 1, f"its {kind}") for bit, kind in enumerate(KINDS)]
         if scores.exchanged is not None:
-            found[scores.exchanged[rows] > match] = EXCHANGED
-        seen = self.seen[rows]
-        for bit, kind in reversed(list(enumerate(KINDS))):  # of several the first counts
-            found[seen >> bit & 1 == 1] = f"its {kind}"
-        for side, counts in zip(SIDES, self.items.unlike[:, rows], strict=True):
-            shared = (counts > 0) & (counts == self.items.partners[rows])
-            found[shared] = [f"its {_shared(side, count)}" for count in counts[shared]]
-        found[np.isin(rows, list(self.checked))] = FOUND_WRONG
-        found[~(match < self.threshold)] = ""
-        reasons: list[str] = found.tolist()
+            told.append((scores.exchanged[rows] > match, EXCHANGED))
+        if scores.siblings is not None:
+            told.append((-scores.siblings.penalty[rows] > against.max(axis=1), SIBLINGS))
+        applies, words = zip(*told, strict=True)
+        reasons: list[str] = np.select(list(applies), list(words), by_measure).tolist()
         return reasons
 
     @cached_property
@@ -340,7 +340,7 @@ class Findings:
         """All better partners: pair, side, pair of the partner, and match score of the new pair."""
         return suggestion_table(self.source.ids, self.suggested, self.new_rights, self.new_lefts)
 
-    def _close_rate(self) -> dict[str, float]:
+    def _close_rate(self) -> dict[str, Any]:
         """Share of pairs with a match score lowered by others, with its 95 % interval."""
         if self.scores.siblings is None and self.scores.exchanged is None:
             return {}
@@ -355,10 +355,9 @@ class Findings:
     @cached_property
     def summary(self) -> AuditSummary:
         """The metrics of the audit."""
-        close: dict[str, Any] = self._close_rate()
         return AuditSummary(
             **self.tally.metrics(self.judge, self.threshold),
-            **close,
+            **self._close_rate(),
             detections=detections(self.judge, self.scores, self.threshold, self.source.ids),
             decided=self.decided,
             by=self.by,

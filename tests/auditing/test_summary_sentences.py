@@ -32,6 +32,7 @@ def decided(low: float, high: float) -> NoiseEstimate:
         ({}, False, False, [RATE]),
         ({"detections": [seen(0.15)]}, False, False, [RATE, "cannot rule out that 15 %"]),
         ({"detections": [seen(0.6)]}, True, False, [RATE, "cannot rule out that 60 %", "In a review, decide"]),
+        ({"detections": [seen(1.0)]}, True, False, [RATE, "cannot tell how many", "In a review, decide"]),
         ({"detections": [seen(0.6)], "decided": decided(0.05, 0.2)}, False, False, [RATE, "60 %", "By 100 decisions"]),
         ({"decided": decided(0.46, 0.66)}, False, True, [RATE, "By 100 decisions", "more than the audit"]),
         ({"decided": decided(0.001, 0.005)}, False, True, [RATE, "By 100 decisions", "less than the audit"]),

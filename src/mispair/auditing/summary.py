@@ -255,10 +255,10 @@ class AuditSummary(_Frozen):
         """The noise rate, its upper bound, and the decisions of people."""
         found = [self.rate_sentence]
         if self.at_most > self.noise_rate_high:
-            found.append(
-                "Mismatches between similar items can look like matches: "
-                f"this audit cannot rule out that {percent(self.at_most)} of the pairs are mismatched."
-            )
+            unknown = f"rule out that {percent(self.at_most)} of the pairs are mismatched"
+            if self.at_most >= 0.995:  # 100 % when rounded
+                unknown = "tell how many there are"
+            found.append(f"Mismatches between similar items can look like matches: this audit cannot {unknown}.")
         if self.decided is not None:
             found.append(self.decided.sentence)
             if self.is_contradicted:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
 
 import mispair
@@ -66,6 +67,13 @@ def test_arrays_are_audited_like_the_arrays_themselves() -> None:
     assert found.table.equals(wanted.table)
     np.testing.assert_array_equal(found.attach_to(pairs).flagged, wanted.is_mismatch)
     assert mispair.fit(pairs, **SMALL).config.data == pairs.name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_of_any_precision(dtype: torch.dtype) -> None:
+    pairs = Pairs.from_arrays(torch.eye(3).to(dtype).requires_grad_(), np.eye(3))
+    assert isinstance(pairs.left, Vectors)
+    np.testing.assert_array_equal(pairs.left.features, np.eye(3))
 
 
 def test_other_pairs_are_not_those_of_the_source() -> None:

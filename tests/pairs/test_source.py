@@ -292,7 +292,7 @@ def test_memory(make: Any) -> None:
 @pytest.mark.parametrize(
     ("left", "more", "where", "names"),
     [
-        ([[1.0]], {}, "the left side", "list"),
+        ("vectors", {}, "the left side", "str"),
         (np.zeros(3), {}, "the left side", "(3,)"),
         (np.zeros((0, 3)), {}, "the left side", "(0, 3)"),
         (np.zeros((3, 0)), {}, "the left side", "(3, 0)"),

@@ -27,7 +27,6 @@ from mispair.compute.threads import parallel_map
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.layouts.arrays import from_memory
-from mispair.pairs.other_libraries import as_views
 from mispair.pairs.pairs import Pairs
 from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
@@ -286,7 +285,7 @@ def _opened(left: Any, right: Any, groups: Any) -> Source:
         return open_pairs_given(left)
     if right is None:
         raise ShapeError("one side", expected="vectors of both sides, or Pairs")
-    return from_memory(as_views(left), as_views(right), None, groups)
+    return from_memory(left, right, None, groups)
 
 
 def workers_of(workers: int | None, device: torch.device) -> int:

@@ -20,7 +20,7 @@ from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
 from mispair.pairs.layouts.opening import is_raw, open_source
 from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.origin import Origin, check_as_encoded
-from mispair.pairs.other_libraries import as_pairs, as_table, as_views
+from mispair.pairs.other_libraries import as_pairs, as_table
 from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.remote import fetch, url_of
 from mispair.pairs.source import Source
@@ -161,7 +161,7 @@ def open_given(
         kinds = "a path, a table of images and captions (pandas, polars, pyarrow, datasets), or two sides"
         raise ConflictError(f"one {type(left).__name__}", expected=f"{kinds}: vectors, or image paths and captions")
     if given is None:
-        return from_memory(as_views(left), as_views(right), ids, groups, texts)
+        return from_memory(left, right, ids, groups, texts)
     pairs = open_table_given(given, data.images, data.columns)
     check(pairs)
     return encoded(pairs, encoders, data.cache)

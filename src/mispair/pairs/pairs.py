@@ -135,22 +135,12 @@ class Pairs:
         >>> Pairs.from_arrays(np.eye(3), np.eye(3), ids=["a", "b", "c"])
         <Pairs "the given arrays": 3 pairs of vectors and vectors>
         """
-        from mispair.pairs.layouts.arrays import from_memory
-        from mispair.pairs.other_libraries import as_views
+        from mispair.pairs.layouts.arrays import from_memory, in_memory
 
-        sides = as_views(left), as_views(right)
-        source = from_memory(*sides, ids=ids, groups=groups, texts=captions)
-        arrays = [
-            views[0].detach().cpu().numpy()
-            if hasattr(views[0], "detach")
-            else views[0]
-            if len(views) == 1
-            else side.block(0, len(source))
-            for views, side in zip(sides, (source.left, source.right), strict=True)
-        ]
+        source = from_memory(left, right, ids=ids, groups=groups, texts=captions)
         return cls(
-            Vectors(arrays[0]),
-            Vectors(arrays[1]),
+            Vectors(in_memory(source.left)),
+            Vectors(in_memory(source.right)),
             np.arange(len(source)),
             groups=source.groups,
             left_ids=() if ids is None else source.ids(),

@@ -268,13 +268,11 @@ class Source:
         """The folder that image names start from; None if unknown, or if images are inside other files."""
         return self.images[0] if self.images else None
 
-    def image_number(self, row: int) -> int:
-        """Equal for rows with one image."""
-        return row if self.groups is None else int(self.groups[row])
-
     def image_key(self, row: int) -> Hashable:
         """Equal for rows with equal images; None without an image."""
-        return self.image_number(row) if self.inside else self.image_file(row)
+        if not self.inside:
+            return self.image_file(row)
+        return row if self.groups is None else int(self.groups[row])
 
     def has_image(self, row: int) -> bool:
         """Whether the data set names an image for a row; it may be missing."""

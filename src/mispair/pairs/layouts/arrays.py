@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs import row_ids
 from mispair.pairs.npy import chunks
+from mispair.pairs.other_libraries import as_views
 from mispair.pairs.pairs import Pairs, Regions, Side, Tokens
 from mispair.pairs.row_ids import Texts
 from mispair.pairs.shards import ArrayRows, Shard, SideRows, TensorRows, join_views, open_files
@@ -74,7 +75,7 @@ def from_memory(
     groups: Any = None,
     texts: Sequence[str] | None = None,
 ) -> Source:
-    """Open numpy arrays or torch tensors of vectors (N, D), or lists of the vectors of several encoders.
+    """Open vectors (N, D) of any library, or lists of the vectors of several encoders.
 
     Args:
         left: Vectors of one side.
@@ -84,15 +85,24 @@ def from_memory(
         texts: One a pair, for people.
     """
     sides = [
-        join_views(
-            [SideRows.of([_in_memory(values, what)]) for values in (views if isinstance(views, list) else [views])],
-            f"the {what} side",
-        )
-        for views, what in ((left, "left"), (right, "right"))
+        join_views([SideRows.of([_checked(view, what)]) for view in as_views(values)], f"the {what} side")
+        for values, what in ((left, "left"), (right, "right"))
     ]
     source = Source(sides[0], sides[1], "memory", "the given arrays")
     captions = None if texts is None else Texts.of(row_ids.flat(texts, "texts", len(source)))
     return replace(source, names=row_ids.from_lists(ids, groups, len(source)), captions=captions)
+
+
+def in_memory(side: SideRows) -> npt.NDArray[Any]:
+    """The vectors of a side of `from_memory` as one array, without a copy where it is one."""
+    import torch
+
+    rows = side.shards[0]
+    if isinstance(rows, ArrayRows):
+        return rows.array
+    if isinstance(rows, TensorRows) and rows.tensor.dtype != torch.bfloat16:  # numpy has no such type
+        return rows.tensor.detach().cpu().numpy()
+    return side.block(0, len(side))
 
 
 def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:
@@ -150,7 +160,7 @@ def item_vectors(side: Side, width: int = WIDTH) -> npt.NDArray[np.floating]:
     return np.asarray(side.features)
 
 
-def _in_memory(values: Any, what: str) -> Shard:
+def _checked(values: Any, what: str) -> Shard:
     import torch
 
     where = f"the {what} side"

@@ -65,9 +65,10 @@ class TextFiles(CopiedImages):
 
     def write(self, edits: Edits, out: Path) -> None:
         rows, changed = edits.rows, self._changed(edits)
+        first = self.first_rows
         captions: dict[Path, dict[int, list[str]]] = {}  # by image, as a.jpg and a.png share a.txt
         for row, caption in zip(edits.image_from[rows].tolist(), self.final_captions(edits, rows), strict=True):
-            own = captions.setdefault(self._texts[row], {}).setdefault(self.image_number(row), [])
+            own = captions.setdefault(self._texts[row], {}).setdefault(int(first[row]), [])
             own.append(" ".join(caption.splitlines()))
         for text, by_image in captions.items():
             if text in changed:

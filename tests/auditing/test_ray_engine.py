@@ -318,10 +318,8 @@ def test_several_views(case: Case, tmp_path: Path) -> None:
 def test_what_workers_do_not_do_is_refused(
     done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "pairs.csv").write_text("image_path,caption\na.jpg,a\n", encoding="utf-8")
-    (tmp_path / "a.jpg").write_bytes(b"")
-    with refused(ConflictError, "engine"):
-        audit_path(AuditInput(tmp_path / "pairs.csv"), tmp_path / "out", CPU, cluster=StandIn())
+    with refused(ConflictError, "memory://nothing"):
+        audit_path(AuditInput(Path("memory://nothing")), tmp_path / "out", CPU, cluster=StandIn())
     assert not (tmp_path / "out").exists()
     assert main(["audit", str(done[0].source), "--address", "auto", "--out", str(tmp_path / "out")]) == 2
     assert "--engine" in capsys.readouterr().err

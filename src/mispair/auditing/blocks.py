@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -14,10 +15,15 @@ from typing import NamedTuple
 import numpy as np
 
 from mispair.auditing.inputs import AuditInput
-from mispair.errors import ConflictError, DamagedError, DataError
+from mispair.encoders.encode import OK, SHARD, Encoders, Loaded, Outcome, encode, shard_files, write_shard
+from mispair.errors import ConflictError, DamagedError, DataError, ShapeError, TooFewError
+from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.clip_retrieval import PARTS
-from mispair.pairs.remote import Store, url_of
+from mispair.pairs.remote import Store, url_of, version_of
+from mispair.pairs.row_ids import RowIds, Texts, as_texts
+from mispair.pairs.shards import ArrayRows, SideRows, join_views
 from mispair.pairs.source import Source
+from mispair.support.files import short_hash
 
 ENCODE = "Make them with `mispair encode`, and audit what it has written."
 ROWS = 1 << 16  # of a block that is cut from one file
@@ -38,6 +44,8 @@ class Block:
     files: tuple[str, ...]
     start: int = 0
     stop: int = 0
+    raw: bool = False  # whether it has images and captions, to be encoded
+    views: tuple[tuple[int, ...], ...] = ()  # widths of the views of each side, for encoded blocks
 
 
 class Rows(NamedTuple):
@@ -51,6 +59,8 @@ class Rows(NamedTuple):
 def find_blocks(data: AuditInput) -> list[Block]:
     """Return the blocks of a data set, in the order of its rows; blocks of files have no row numbers yet.
 
+    Images and captions are cut into tars, or into as many rows as `mispair encode` writes to a file.
+
     Raises:
         ConflictError: The files of its layout cannot be read one by one.
     """
@@ -59,21 +69,77 @@ def find_blocks(data: AuditInput) -> list[Block]:
         raise ConflictError("the networks of a training run", where="engine", expected="vectors")
     if source is not None and (url_of(source) or source.is_dir()):
         groups: dict[tuple[int, str], dict[str, str]] = {}
-        for name in sorted(_store(data).files()):
+        names = sorted(_store(data).files())
+        for name in names:
             kind, key = _kind(PurePosixPath(name))
             if kind:
                 groups.setdefault(key, {})[kind] = name
         kinds = {frozenset(files) for files in groups.values()}
         if len(kinds) == 1 and kinds.pop() in _LAYOUTS:
             return [Block(key, tuple(files.values())) for (_, key), files in sorted(groups.items())]
+        tars = [name for name in names if name.endswith(".tar")]
+        if source.suffix == ".tar":  # a single one, at a URL
+            tars = [name for name in tars if name == source.name]
+        if tars and (url_of(source) or data.is_raw):
+            top = [name for name in tars if "/" not in name]
+            return [Block(PurePosixPath(name).stem, (name,), raw=True) for name in top or tars]
         if url_of(source):
-            expected = "vectors by clip-retrieval or DataComp, each number with all its files"
-            raise ConflictError("a folder in another layout", where=url_of(source), expected=expected)
+            expected = "tars, or vectors by clip-retrieval or DataComp, each number with all its files"
+            advice = "Put images and captions into tars (WebDataset), or on a disk that all machines share."
+            raise ConflictError("data in another layout", where=url_of(source), expected=expected, advice=advice)
     whole = _whole(pickle.dumps(data))
-    if not whole.is_encoded:
-        raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
-    rows = len(whole)
-    return [Block(str(start), (), start, min(start + ROWS, rows)) for start in range(0, rows, ROWS)]
+    rows, size, raw = len(whole), ROWS if whole.is_encoded else SHARD, not whole.is_encoded
+    return [Block(str(start), (), start, min(start + size, rows), raw) for start in range(0, rows, size)]
+
+
+def state_of(data: AuditInput, blocks: Sequence[Block]) -> str:
+    """Return a hash of the images and captions in blocks, which changes when they do."""
+    if not blocks[0].files:
+        return short_hash(json.dumps(_whole(pickle.dumps(data)).state()))
+    store = _store(data)
+    states = store.files()
+    return version_of(store.url, {name: states[name] for block in blocks for name in block.files})
+
+
+def encode_block(
+    data: AuditInput, block: Block, number: int, store: Store, encoders: Encoders, *, views: bool
+) -> Outcome:
+    """Encode the images and captions of a block; write its shard to a store, the table last.
+
+    An unreadable block becomes one row, with a status.
+    """
+    *arrays, table = shard_files(number)
+    with ExitStack() as stack:
+        folder, problem = Path(stack.enter_context(TemporaryDirectory(prefix="mispair-"))), ""
+        try:
+            rows = stack.enter_context(opened(data, block))
+            pairs = rows.source
+            if not block.files:
+                every = np.arange(len(pairs))
+                pairs = pairs.edited(Edits.keeping((every >= rows.start) & (every < rows.stop)))
+        except (DamagedError, ShapeError, TooFewError) as error:
+            nothing, problem = Texts.of([""]), str(error)
+            pairs = Source(names=RowIds(as_texts([block.name])), captions=nothing, image_names=nothing)
+        encoded = encode(pairs, _loaded(encoders), folder)
+        if problem:
+            encoded = replace(encoded, problems={0: problem})
+        write_shard(folder, number, pairs, encoded, np.arange(len(pairs)), views=views)
+        for name in (*arrays, table):
+            store.put(folder / name, name)
+        return Outcome.of(encoded.problems, 0, pairs)
+
+
+def outcome_of(number: int, store: Store) -> Outcome:
+    """Return the outcome of an encoded block, from its table."""
+    table = store.table(shard_files(number)[-1], ["id", "status"])
+    problems = {row: status for row, status in enumerate(table["status"].to_pylist()) if status != OK}
+    return Outcome.of(problems, len(table), Source(names=RowIds(as_texts(table["id"].to_pylist()))))
+
+
+@lru_cache(maxsize=1)
+def _loaded(encoders: Encoders) -> Loaded:
+    """Load encoders once a process."""
+    return encoders.views()
 
 
 def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:
@@ -124,6 +190,9 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
         try:
             source = replace(data, source=Path(folder)).open(device="cpu")
             source.name = store.url
+            if any(len(widths) > 1 for widths in block.views):
+                sides = zip((source.left, source.right), block.views, strict=True)
+                source.left, source.right = (_cut(side, widths) for side, widths in sides)
             if data.images is None and data.source is not None and "://" not in store.url:
                 source.images = (data.source / "images", data.source, Path())
         except DataError as error:
@@ -132,9 +201,18 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
         yield Rows(source, 0, len(source))
 
 
+def _cut(side: SideRows, widths: Sequence[int]) -> SideRows:
+    """Return views that were written side by side."""
+    parts = np.split(side.block(0, len(side), side.dtype), np.cumsum(widths)[:-1], axis=1)
+    return join_views([SideRows.of([ArrayRows(part)]) for part in parts], "")
+
+
 def _store(data: AuditInput) -> Store:
+    """The folder of a data set, also of a single tar."""
     assert data.source is not None
-    return Store(url_of(data.source) or str(data.source.absolute()))
+    is_file = data.source.suffix == ".tar" and not data.source.is_dir()
+    place = data.source.parent if is_file else data.source
+    return Store(url_of(place) or str(place.absolute()))
 
 
 @lru_cache(maxsize=1)

@@ -88,11 +88,13 @@ def audit_path(
     """
     data.check()
     check_settings(settings)
-    raw = data.open(settings.device) if data.is_raw else None
     blocks = [] if cluster is None else find_blocks(data)
+    is_cut = any(block.files for block in blocks)  # into files; workers open them
+    raw = data.open(settings.device) if data.is_raw and not is_cut else None
     url = url_of(out)
     copies = {kind: place for kind, place in (("clean", clean), ("mended", mended)) if place is not None}
-    request = _request(data, raw, settings, [out, *copies.values()])
+    encodes = raw is not None or any(block.raw for block in blocks)
+    request = _request(data, raw, settings, [out, *copies.values()], encodes=encodes)
     with (
         working_folder(out, request, data.cache, overwrite=overwrite) as out,
         OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder,
@@ -105,7 +107,7 @@ def audit_path(
             missing = {kind: place for kind, place in copies.items() if not is_copied(place, {**request, "copy": kind})}
             _check_copies(data, raw, missing, out, overwrite=False)
             if missing or tools:
-                source = _encoded(data, raw, settings, console)
+                source = raw or data.fetched().open(settings.device)
                 _write_copies(source, out, missing, request)
                 _export(source, out, tools)
             return summary
@@ -115,7 +117,7 @@ def audit_path(
                 check_rows(raw, settings)
             elif data.source is not None:
                 check_as_encoded(data.source)
-            source = _encoded(data, raw, settings, console)
+            source = data.encoded(raw or data.open(settings.device), settings.device, console)
             for place in copies.values():
                 check_copy(source.folder, source.files, place, overwrite)
             check(source, settings)
@@ -129,7 +131,8 @@ def audit_path(
             from mispair.auditing.ray_engine import audit_blocks
 
             work = str(folder.work.absolute()) if url is None else f"{url}/{WORK}"
-            files = [] if data.source is None or url_of(data.source) else [data.source / "inside"]
+            inside = [] if data.source is None or url_of(data.source) else [data.source / "inside"]
+            files = inside if raw is None else raw.files
 
             def audited() -> Audit:
                 audit = audit_blocks(cluster, data, blocks, work, folder.work, settings, console, command)
@@ -138,17 +141,11 @@ def audit_path(
 
             summary = _write(folder, files, audited)
             if copies or tools:
-                source = _encoded(data, None, settings, console)
+                source = raw or data.fetched().open(settings.device)
         if copies or tools:
             _write_copies(source, out, copies, request, overwrite=overwrite)
             _export(source, out, tools)
         return summary
-
-
-def _encoded(data: AuditInput, raw: Source | None, settings: Settings, console: Console | None) -> Source:
-    """Read all pairs on this machine; encode images and captions."""
-    here = data.fetched()
-    return here.encoded(raw or here.open(settings.device), settings.device, console)
 
 
 def _write_copies(
@@ -219,7 +216,9 @@ def _write_tables(audit: Audit, out: Path) -> None:
             np.save(file, np.sort(np.concatenate(subsets)), allow_pickle=False)
 
 
-def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
+def _request(
+    data: AuditInput, raw: Source | None, settings: Settings, made: Sequence[Path], *, encodes: bool
+) -> dict[str, Json]:
     """Return the request of an audit; its own folders, `made`, may lie in the folders of the input."""
 
     def state(place: Path | None) -> list[str]:
@@ -238,9 +237,9 @@ def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Seq
         "ids": state(data.ids),
         "images": None if data.images is None else str(data.images.resolve()),
         **{name: getattr(data, name) for name in _OF_INPUT},
-        "image_model": "" if raw is None else data.models.image_model,
-        "text_model": "" if raw is None else data.models.text_model,
-        "allow_outside": raw is not None and data.allow_outside,
+        "image_model": data.models.image_model if encodes else "",
+        "text_model": data.models.text_model if encodes else "",
+        "allow_outside": encodes and data.allow_outside,
         "joint": settings.joint,
         "flag_below": settings.flag_below,
         "keep_best": None if settings.keep_best is None else share_of(settings.keep_best),

@@ -20,10 +20,11 @@ import filelock
 
 from mispair.auditing.output_files import AUDIT
 from mispair.encoders.cache import cache_folder
+from mispair.encoders.encode import EMBEDDINGS
 from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, MispairError
 from mispair.pairs.remote import Store, name_of, url_of
 from mispair.support.files import Json, short_hash
-from mispair.support.owned_folder import LOCK, WORK, Mark, acquire, read_mark
+from mispair.support.owned_folder import LOCK, WORK, FolderKind, Mark, OwnedFolder, acquire, changes, read_mark
 
 OUTPUTS = "outputs"  # folder in that of encodings, for audits whose output is a URL
 
@@ -67,18 +68,44 @@ def working_folder(
         lock.release()
 
 
-def _mark(store: Store) -> Mark | None:
+@contextmanager
+def encoded_folder(out: Path, request: Mapping[str, Json], *, overwrite: bool = False) -> Iterator[str]:
+    """Yield the folder or URL of encodings, marked as begun; mark it as finished at the end.
+
+    Raises:
+        DataError: The folder cannot be written, or holds something else.
+    """
+    url = url_of(out)
+    if url is None:
+        with OwnedFolder(out, EMBEDDINGS, request, overwrite=overwrite) as folder:
+            folder.begin()
+            yield str(out.absolute())
+            folder.finish()
+        return
+    store, request = Store(url), json.loads(json.dumps(request))
+    there = _mark(store, EMBEDDINGS)
+    if there is not None and there.request != request:
+        if not overwrite:
+            what = f"holds embeddings with other settings ({changes(there.request, request)})"
+            raise ChangedError(what, where=url, advice="Give another `out`, or `overwrite`.")
+        _delete(store, (name for name in store.files() if _is_of(name, EMBEDDINGS)))
+    _write_mark(store, request, EMBEDDINGS)
+    yield url
+    _write_mark(store, request, EMBEDDINGS, finished=True)
+
+
+def _mark(store: Store, kind: FolderKind = AUDIT) -> Mark | None:
     """The mark in the store; None if the store is empty."""
     names, advice = store.files(), "Give another `out`."
-    if AUDIT.mark not in names:
+    if kind.mark not in names:
         if names:
-            raise ExistsError(f"the folder is not empty and holds no {AUDIT.mark}", where=store.url, advice=advice)
+            raise ExistsError(f"the folder is not empty and holds no {kind.mark}", where=store.url, advice=advice)
         return None
     with TemporaryDirectory() as folder:
-        store.get(AUDIT.mark, Path(folder, AUDIT.mark))
-        found = read_mark(Path(folder), AUDIT)
+        store.get(kind.mark, Path(folder, kind.mark))
+        found = read_mark(Path(folder), kind)
     if found is None:
-        raise DamagedError("not a mark of an audit", where=f"{store.url}/{AUDIT.mark}", advice=advice)
+        raise DamagedError(f"not a mark of {kind.what}", where=f"{store.url}/{kind.mark}", advice=advice)
     return found
 
 
@@ -88,7 +115,7 @@ def _fetch(store: Store, folder: Path, request: Mapping[str, Json], overwrite: b
     if here is not None and here.request != (request if there is None or overwrite else there.request):
         shutil.rmtree(folder)
     if there is None:
-        _write_begun(store, request)
+        _write_mark(store, request)
     elif there.request != request:
         if not overwrite:  # the working folder is refused by its mark
             store.get(AUDIT.mark, folder / AUDIT.mark)
@@ -116,16 +143,16 @@ def _upload(store: Store, folder: Path, overwrite: bool) -> None:
     else:
         if is_other:  # before the new mark, so that it never stands beside intermediate results of another request
             _delete(store, (name for name in names if name.startswith(f"{WORK}/")))
-        _write_begun(store, here.request)
+        _write_mark(store, here.request)
     for name in files:
         store.put(folder / name, name)
     if there != here:
-        _delete(store, (name for name in store.files() if name not in files and _is_ours(name)))
+        _delete(store, (name for name in store.files() if name not in files and _is_of(name)))
         store.put(folder / AUDIT.mark, AUDIT.mark)
 
 
-def _write_begun(store: Store, request: Mapping[str, Json]) -> None:
-    store.write(AUDIT.mark, f"{json.dumps({'request': dict(request), 'finished': False}, indent=2)}\n".encode())
+def _write_mark(store: Store, request: Mapping[str, Json], kind: FolderKind = AUDIT, *, finished: bool = False) -> None:
+    store.write(kind.mark, f"{json.dumps({'request': dict(request), 'finished': finished}, indent=2)}\n".encode())
 
 
 def _delete(store: Store, names: Iterable[str]) -> None:
@@ -133,6 +160,6 @@ def _delete(store: Store, names: Iterable[str]) -> None:
         store.delete(name)
 
 
-def _is_ours(name: str) -> bool:
-    patterns = (pattern for pattern in (*AUDIT.files, *AUDIT.optional) if pattern.count("/") == name.count("/"))
+def _is_of(name: str, kind: FolderKind = AUDIT) -> bool:
+    patterns = (pattern for pattern in (*kind.files, *kind.optional) if pattern.count("/") == name.count("/"))
     return name.startswith(f"{WORK}/") or any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -1,5 +1,6 @@
 """Audit on a Ray cluster, block by block, with Ray Data. Ray is imported only when it is needed.
 
+    encoding    images and captions of each block, if it has no vectors
     learning    a local audit of rows of all blocks, chosen by their numbers; by the driver
     measuring   each block by itself: match scores, and sketches of the items
     shared      rows with similar sketches meet by a shuffle, and one worker joins the links
@@ -47,7 +48,7 @@ from mispair.auditing.audit import (
     shared_notes,
 )
 from mispair.auditing.auditor import SAMPLE, Auditor, checked_answers
-from mispair.auditing.blocks import Block, Rows, count_rows, opened
+from mispair.auditing.blocks import Block, Rows, count_rows, encode_block, opened, outcome_of
 from mispair.auditing.findings import Findings, suggestion_table, typical
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.match_scores import WORDLESS, MatchScores, limits
@@ -71,8 +72,10 @@ from mispair.auditing.scoring.shared_items import SharedItems, SomeVectors, comb
 from mispair.auditing.scoring.views import with_joins
 from mispair.auditing.summary import SHARD, SIDES, AuditSummary, Tally, detections, share_of, values_by
 from mispair.compute.devices import pick_device
-from mispair.errors import DataError, InvalidValueError, NotFoundError
+from mispair.encoders.encode import Encoders, Outcome, request_of, shard_files
+from mispair.errors import DataError, InvalidValueError, MispairError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory
+from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.remote import Store, url_of
 from mispair.pairs.row_ids import RowIds, Texts, as_texts
@@ -90,8 +93,8 @@ COMPARED = 1 << 11  # vectors of the sample that give the mean and the number of
 MOST_TASKS = 1000  # of one stage: each of them sees to one block after the other
 DROPPED = 12  # last bits of the odds of match scores, to find the cut of `keep_best`
 HALF = int(np.float32(0.5).view(np.uint32)) >> DROPPED
-SCORES, TABLES, ITEMS, SAMPLED, COUNTED, KNOWN = (
-    "scores", "tables", "items.parquet", "sample.npz", "blocks.json", "known.npz",
+ENCODED, SCORES, TABLES, ITEMS, SAMPLED, COUNTED, KNOWN = (
+    "encoded", "scores", "tables", "items.parquet", "sample.npz", "blocks.json", "known.npz",
 )  # fmt: skip
 _WORDLESS_BITS = sum(1 << KINDS.index(kind) for kind in EMPTY_KINDS)
 Batch = dict[str, npt.NDArray[Any]]
@@ -108,6 +111,8 @@ class Job:
     starts: IntArray  # (B + 1,) the first row of each block in the whole, and the number of all rows
     columns: tuple[str, ...] = ()  # of image and caption, those of the pairs
     has_views: bool = False  # whether the auditor has learned to join several views of a side
+    raw: AuditInput | None = None  # the images and captions that `data` was encoded from
+    raw_blocks: tuple[Block, ...] = ()  # of these
 
     @property
     def rows(self) -> int:
@@ -123,6 +128,10 @@ class Job:
         with opened(self.data, self.blocks[number]) as rows:
             joins = _auditor(self.work, "cpu").joins if self.has_views else None
             yield rows if joins is None else rows._replace(source=with_joins(rows.source, joins))
+
+    def given(self, number: int, rows: Rows) -> contextlib.AbstractContextManager[Rows]:
+        """Open the rows of a block as they were given, with their images and columns; `rows` are the open ones."""
+        return contextlib.nullcontext(rows) if self.raw is None else opened(self.raw, self.raw_blocks[number])
 
     def own(self, number: int, rows: IntArray) -> IntArray:
         """Return the rows of a block among ascending rows."""
@@ -182,8 +191,79 @@ def audit_blocks(
     Intermediate results are in `work`, a folder or URL for all machines, and in `folder`, on this machine.
     """
     job = Job(data, work, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
+    if blocks[0].raw:
+        encoders, place = replace(data.models, device=settings.device), f"{work}/{ENCODED}"
+        loaded = replace(encoders, device="cpu").views()  # raises before any work
+        widths = tuple(tuple(encoder.width for encoder in side) for side in loaded)
+        Store(place).write(MARK, json.dumps(request_of(loaded)).encode())
+        encode_blocks(ray, data, blocks, place, encoders, views=True, workers=settings.workers, console=console)
+        own = tuple(Block(block.name, tuple(shard_files(n)), views=widths) for n, block in enumerate(blocks))
+        job = replace(job, data=AuditInput(Path(place)), blocks=own, raw=data, raw_blocks=job.blocks)
     with progress(console, len(blocks)) as show:
         return _Run(ray, job, folder, command).audit(show)
+
+
+def encode_blocks(
+    ray: Any,
+    data: AuditInput,
+    blocks: Sequence[Block],
+    place: str,
+    encoders: Encoders,
+    *,
+    views: bool = False,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Outcome:
+    """Encode images and captions block by block with Ray; write a shard a block to a folder or URL.
+
+    Blocks with a shard are not encoded again. The mark `encode.json` must be there. For `views` see `write_shard`;
+    there are as many `workers` as GPUs by default.
+    """
+    there = Store(place).files()
+    done = frozenset(number for number in range(len(blocks)) if shard_files(number)[-1] in there)
+    gpus = 0 if encoders.device == "cpu" else int(ray.cluster_resources().get("GPU", 0))
+    call = partial(_encode, data, tuple(blocks), place, encoders, views, done)
+    found: dict[int, Outcome] = {}
+    with progress(console, len(blocks), "encoding blocks") as show:
+        for batch in _each(ray, call, range(len(blocks)), gpus and (workers or gpus)):
+            for number, outcome in zip(batch["number"].tolist(), map(pickle.loads, batch["outcome"]), strict=True):
+                if isinstance(outcome, MispairError):
+                    raise outcome
+                found[number] = outcome
+                show.step(1)
+    return reduce(add, (found[number] for number in sorted(found)))
+
+
+def _encode(
+    data: AuditInput,
+    blocks: Sequence[Block],
+    place: str,
+    encoders: Encoders,
+    views: bool,
+    done: frozenset[int],
+    batch: Batch,
+) -> Batch:
+    """Encode a block, unless it is done; return its outcome, or the error of the user."""
+    number, store = int(batch["number"][0]), Store(place)
+    found: Outcome | MispairError
+    try:
+        if number in done:
+            found = outcome_of(number, store)
+        else:
+            data.check()
+            _check_shared(store)
+            found = encode_block(data, blocks[number], number, store, encoders, views=views)
+    except MispairError as error:
+        found = error
+    return {"number": np.array([number]), "outcome": np.array([pickle.dumps(found)], dtype=object)}
+
+
+def _check_shared(store: Store) -> None:
+    try:
+        store.open(MARK).close()
+    except NotFoundError:
+        advice = "Give `out` on a disk that all machines share, or in a store."
+        raise NotFoundError("a worker does not find this folder", where=store.url, advice=advice) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +282,24 @@ class ClusterAudit(Audit):
 
     def reasons(self, rows: IntArray) -> list[str]:
         return [self.reason[row] for row in rows.tolist()]
+
+
+def _dataset(ray: Any, function: Callable[[Batch], Any], numbers: Sequence[int], actors: int = 0) -> Any:
+    """Call a function for each block, in tasks or in as many actors, each with a GPU; return a data set of Ray."""
+    data, count = ray.data, min(len(numbers), MOST_TASKS)
+    items = data.from_items([{"number": number} for number in numbers], override_num_blocks=count)
+    if not actors:
+        return items.map_batches(function, batch_size=1, batch_format="numpy")
+    pool = data.ActorPoolStrategy(min_size=1, max_size=min(actors, count))
+    return items.map_batches(
+        _Actor, fn_constructor_args=(function,), compute=pool, num_gpus=1, batch_size=1, batch_format="numpy"
+    )
+
+
+def _each(ray: Any, function: Callable[[Batch], Any], numbers: Sequence[int], actors: int = 0) -> Iterator[Batch]:
+    if len(numbers):
+        data = _dataset(ray, function, numbers, actors)
+        yield from data.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0)
 
 
 @dataclass
@@ -223,8 +321,9 @@ class _Run:
         auditor = learned.auditor
         self.job = replace(self.job, has_views=auditor.joins is not None)
         show.begin("measuring all pairs")
-        gpu = auditor.judge.transforms[0].mean.device.type == "cuda"
-        for batch in self._each(partial(_score, self.job), self._missing(SCORES), gpu=gpu):
+        gpus = self.job.settings.workers or int(self.ray.cluster_resources().get("GPU", 1))
+        actors = gpus if auditor.judge.transforms[0].mean.device.type == "cuda" else 0
+        for batch in self._each(partial(_score, self.job), self._missing(SCORES), actors):
             show.step(len(batch["number"]))
         show.begin("searching near-duplicates")
         shared = self._shared()
@@ -237,22 +336,8 @@ class _Run:
         show.end()
         return self._result(learned, tally, shared, verdict, show.stages)
 
-    def _data(self, function: Callable[[Batch], Any], numbers: Sequence[int], *, gpu: bool = False) -> Any:
-        """Call a function for each block; return a data set of Ray."""
-        data, count = self.ray.data, min(len(numbers), MOST_TASKS)
-        items = data.from_items([{"number": number} for number in numbers], override_num_blocks=count)
-        if not gpu:
-            return items.map_batches(function, batch_size=1, batch_format="numpy")
-        most = self.job.settings.workers or int(self.ray.cluster_resources().get("GPU", 1))
-        pool = data.ActorPoolStrategy(min_size=1, max_size=min(most, count))
-        return items.map_batches(
-            _Actor, fn_constructor_args=(function,), compute=pool, num_gpus=1, batch_size=1, batch_format="numpy"
-        )
-
-    def _each(self, function: Callable[[Batch], Any], numbers: Sequence[int], *, gpu: bool = False) -> Iterator[Batch]:
-        if len(numbers):
-            data = self._data(function, numbers, gpu=gpu)
-            yield from data.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0)
+    def _each(self, function: Callable[[Batch], Any], numbers: Sequence[int], actors: int = 0) -> Iterator[Batch]:
+        return _each(self.ray, function, numbers, actors)
 
     def _missing(self, folder: str) -> list[int]:
         """The blocks without a file in a folder."""
@@ -268,12 +353,16 @@ class _Run:
 
     def _widths(self) -> list[list[int]]:
         """Read the widths of the views and the columns from the first readable block; check `by`."""
-        by, problem = self.job.settings.by, DataError("no pairs can be read", where=self.job.data.places[0])
+        by, problem = (
+            self.job.settings.by,
+            DataError("no pairs can be read", where=(self.job.raw or self.job.data).places[0]),
+        )
         for number in range(len(self.job.blocks)):
             try:
                 with self.job.open(number) as rows:
                     if by not in (None, SHARD):
-                        values_by(rows.source, str(by))
+                        with self.job.given(number, rows) as given:
+                            values_by(given.source, str(by))
                     self.job = replace(self.job, columns=tuple(rows.source.item_columns(rows.start, rows.start)))
                     return [[view.width for view in views_of(side)] for side in (rows.source.left, rows.source.right)]
             except InvalidValueError:
@@ -292,7 +381,7 @@ class _Run:
             if lost := sorted(set(checked) - set(found["id"].tolist() if found else ())):
                 raise NotFoundError(f"no pair has the id {lost[0]!r}", where="checked", expected="ids of the data")
             if not found or not found["good"].any():
-                raise DataError("no pairs can be read", where=self.job.data.places[0])
+                raise DataError("no pairs can be read", where=(self.job.raw or self.job.data).places[0])
             file, good = io.BytesIO(), found["good"]
             columns = {field.name: found[field.name][good] for field in fields(Sample)}
             texts = {name: values.astype(np.str_) for name, values in columns.items() if values.dtype == object}
@@ -333,7 +422,7 @@ class _Run:
         if ITEMS not in job.store.files():
             apart = -(-job.rows // TOGETHER)
             cosines = [_cosine_of_codes(near_enough(side.units, job.rows)) for side in _known(job.work).some]
-            keyed = self._data(partial(_keyed, job, apart), range(len(job.blocks)))
+            keyed = _dataset(self.ray, partial(_keyed, job, apart), range(len(job.blocks)))
             keys = 2 * (1 if apart == 1 else QUARTERS * apart)
             cores = int(self.ray.cluster_resources().get("CPU", 1))
             links = keyed.groupby("key", num_partitions=max(1, min(keys, cores)))
@@ -397,9 +486,12 @@ class _Run:
         return numbers
 
     def _tables(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]:
-        for number, block in enumerate(self.job.blocks):
-            shard = PurePosixPath(block.name).name if any(name.endswith(".npz") for name in block.files) else ""
-            yield shard, iter([self.job.store.table(f"{TABLES}/{_name(number)}")])
+        for number, block in enumerate(self.job.raw_blocks or self.job.blocks):
+            is_shard = any(name.endswith((".npz", ".tar")) for name in block.files)
+            yield (
+                PurePosixPath(block.name).name if is_shard else "",
+                iter([self.job.store.table(f"{TABLES}/{_name(number)}")]),
+            )
 
     def _result(
         self, learned: Judged, tally: Tally, shared: dict[str, Any], verdict: Verdict, stages: dict[str, float]
@@ -431,7 +523,7 @@ class _Run:
         cells = _joined(self._each(partial(_shown, job, rows), self._blocks_of(rows)))
         names = cells["id"].tolist() if cells else []
         return ClusterAudit(
-            source=_ShownRows.of(job.data.places[0], cells),
+            source=_ShownRows.of((job.raw or job.data).places[0], cells),
             auditor=learned.auditor,
             scan=Scan.empty(len(rows), len(judge.names)),
             scores=MatchScores(
@@ -558,7 +650,9 @@ def _sampled(job: Job, rows: IntArray, ids: Sequence[str], look: bool, batch: Ba
                 left, right = (np.hstack([view.gather(places) for view in views]) for views in sides)
             seen = np.zeros(len(own), dtype=np.uint16)
             if look and source.has_images:
-                seen = image_reasons(places, source.image_reader(places))
+                with job.given(number, here) as given:
+                    looked = given.start + own - start
+                    seen = image_reasons(looked, given.source.image_reader(looked))
             yield {
                 "row": own, "left": left, "right": right, "id": np.array(_ids(source, places, own), dtype=np.str_),
                 "caption": np.array(source.texts(places), dtype=np.str_), "joint": np.full(len(own), source.joint),
@@ -578,7 +672,7 @@ def _shown(job: Job, rows: IntArray, batch: Batch) -> Batch:
     found["match_score"] = table["match_score"].to_numpy().astype(np.float32)
     contents = np.full(len(own), b"", dtype=object)
     if "image" in found:
-        with contextlib.suppress(DataError), job.open(number) as here:
+        with contextlib.suppress(DataError), job.open(number) as encoded, job.given(number, encoded) as here:
             places = here.start + own
             read = here.source.image_reader(places)
             contents[:] = [read(place) or b"" for place in places.tolist()]
@@ -625,9 +719,11 @@ def _measured(job: Job, number: int, rows: Rows, begin: int, end: int) -> pyarro
     status = [source.known.get(row, FAULTS[code]) for row, code in zip(range(begin, end), codes, strict=True)]
     bad = np.array([word != FAULTS[READABLE] for word in status])
     row = np.arange(begin, end) - rows.start + job.starts[number]
-    by, table, origin = job.settings.by, source.table, [job.blocks[number].name] * len(row)
-    if table is not None and by is not None and by != SHARD:
-        origin = table.cells(by, np.arange(begin, end))
+    by, origin = job.settings.by, [job.blocks[number].name] * len(row)
+    if by not in (None, SHARD):
+        with job.given(number, rows) as given:
+            if given.source.table is not None:
+                origin = given.source.table.cells(str(by), given.start + np.arange(begin, end) - rows.start)
     columns = {
         "row": row,
         "id": _ids(source, np.arange(begin, end), row),

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mispair.auditing.audit import Settings
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.summary import AuditSummary
+    from mispair.encoders.encode import Outcome
     from mispair.pairs.origin import Projection
 
 BAD_CODE = 3  # exit code where more than 1 % of the pairs could not be read
@@ -85,7 +86,7 @@ def audit(arguments: AuditArguments) -> int:
     try:
         if arguments.dry_run:
             return _forecast(data, settings, arguments.json)
-        with _cluster(arguments) as cluster:
+        with _cluster(arguments.engine, arguments.address) as cluster:
             summary = audit_path(
                 data, out, settings, clean=clean, mended=mended, tools=arguments.tools, cluster=cluster,
                 overwrite=arguments.overwrite, console=console(), command=command,
@@ -109,13 +110,19 @@ def audit(arguments: AuditArguments) -> int:
     return BAD_CODE if summary.too_many_unreadable else 0
 
 
-def _cluster(arguments: AuditArguments) -> AbstractContextManager[Any]:
+def _cluster(engine: str, address: str | None) -> AbstractContextManager[Any]:
     """The module of Ray, connected, or None for the local engine."""
-    if arguments.engine == "local":
+    if engine == "local":
         return nullcontext()
     from mispair.auditing.ray_engine import connect
 
-    return connect(arguments.address)
+    return connect(address)
+
+
+def _check_address(engine: str, address: str | None) -> None:
+    if engine != "ray" and address is not None:
+        advice = "Give `engine=ray` as well, or leave it out."
+        raise ConflictError("that of a Ray cluster", where="address", advice=advice)
 
 
 def _check_overwritten(out: Path, data: AuditInput) -> None:
@@ -167,10 +174,7 @@ def _check_arguments(arguments: AuditArguments) -> None:
     """Refuse contradicting flags, and URLs in place of local folders."""
     from mispair.pairs.remote import url_of
 
-    if arguments.engine != "ray" and arguments.address is not None:
-        raise ConflictError(
-            "that of a Ray cluster", where="address", advice="Give `engine=ray` as well, or leave it out."
-        )
+    _check_address(arguments.engine, arguments.address)
     local = {name: getattr(arguments, name) for name in ("clean", "mended", "checked", "decisions")}
     for name, place in {**local, "images": arguments.data.images, "cache": arguments.data.cache}.items():
         if place is not None and url_of(place) is not None:
@@ -237,7 +241,8 @@ class EncodeArguments:
     and texts."""
     files: OmitArgPrefixes[FileOptions]
     out: Path
-    """Folder for the embeddings in the clip-retrieval layout; with --grid, for the features in the SCAN layout."""
+    """Folder for the embeddings in the clip-retrieval layout; with --grid, for the features in the SCAN layout.
+    With --engine ray it may be at s3:// or gs://."""
     grid: OrNone[int] = None
     """Region features instead of one vector an image: 6 for 6 x 6 cells of the feature map. Captions stay words."""
     pca: OrNone[str] = None
@@ -253,6 +258,10 @@ class EncodeArguments:
     """auto, cpu, cuda, cuda:1, mps."""
     overwrite: bool = False
     """Start over in a folder that was made from something else."""
+    engine: Literal["local", "ray"] = "local"
+    """What encodes: this process, or the machines of a Ray cluster."""
+    address: OrNone[str] = None
+    """Address of the Ray cluster, such as auto or ray://host:10001; by default RAY_ADDRESS, else this machine."""
     json: bool = False
     """Print the metrics as JSON."""
 
@@ -262,12 +271,19 @@ def encode(arguments: EncodeArguments) -> int:
     from mispair.encoders.cache import writable_cache
     from mispair.encoders.encode import Encoders, encode_to_folder
     from mispair.pairs.layouts.opening import open_raw
+    from mispair.pairs.remote import url_of
 
     grid, out, files, device = arguments.grid, arguments.out, arguments.files, arguments.device
     splits = arguments.dev, arguments.test, arguments.split
     if grid is None and (arguments.pca, *splits) != (None, None, None, None):
         advice = "Give `grid=6`, or leave them out."
         raise ConflictError("`pca`, `dev`, `test` and `split` are for region features", advice=advice)
+    _check_address(arguments.engine, arguments.address)
+    if arguments.engine == "ray":
+        return _said(arguments, _encode_by_ray(arguments))
+    if url_of(out) is not None:
+        expected = "a path of this machine, or `engine=ray`"
+        raise InvalidValueError(f"{url_of(out)} is a URL", where="out", expected=expected)
     pairs = open_raw(arguments.source, files.images, files.columns, allow_outside=files.allow_outside)
     for note in pairs.notes:
         say(f"Note: {note}", file=sys.stderr)
@@ -284,13 +300,44 @@ def encode(arguments: EncodeArguments) -> int:
             pairs, out, GridEncoder(image_encoder(files.image_model, device), grid), place,
             pca=_projection(arguments.pca), splits=SplitRule(*splits), overwrite=arguments.overwrite, console=console(),
         )  # fmt: skip
+    return _said(arguments, outcome)
+
+
+def _encode_by_ray(arguments: EncodeArguments) -> Outcome:
+    """Encode block by block on a cluster."""
+    from mispair.auditing.blocks import find_blocks, state_of
+    from mispair.auditing.inputs import AuditInput
+    from mispair.auditing.output_store import encoded_folder
+    from mispair.auditing.ray_engine import encode_blocks
+    from mispair.encoders.encode import request_of
+
+    if arguments.grid is not None:
+        raise ConflictError("region features", where="engine", expected="`engine=local`, or no `grid`")
+    data = AuditInput(arguments.source, **vars(arguments.files))
+    data.check()
+    blocks = find_blocks(data)
+    if not blocks[0].raw:
+        raise ConflictError("vectors", where=arguments.source, expected="images and captions")
+    encoders = replace(data.models, device=arguments.device)
+    loaded = replace(encoders, device="cpu").views()  # raises before any work
+    request = request_of(loaded) | {"the images and captions": [state_of(data, blocks)]}
+    with (
+        _cluster(arguments.engine, arguments.address) as cluster,
+        encoded_folder(arguments.out, request, overwrite=arguments.overwrite) as place,
+    ):
+        return encode_blocks(cluster, data, blocks, place, encoders, console=console())
+
+
+def _said(arguments: EncodeArguments, outcome: Outcome) -> int:
+    """Print the outcome; return the exit code."""
+    out, grid = arguments.out, arguments.grid
     if arguments.json:
-        print_json({"out": str(out), **asdict(outcome)})
+        print_json({"out": shown(out), **asdict(outcome)})
     else:
-        say("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {out}"]))
+        say("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {shown(out)}"]))
     if outcome.too_many_bad:
         listed = "metadata/" if grid is None else "rows.parquet"
-        _say_bad_code(outcome.bad, outcome.rows, f"{out / listed} says")
+        _say_bad_code(outcome.bad, outcome.rows, f"{shown(out / listed)} says")
     return BAD_CODE if outcome.too_many_bad else 0
 
 

@@ -36,7 +36,7 @@ from mispair.encoders.image_hash import DifferenceHash
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
-from mispair.pairs.shards import SideRows, join_views
+from mispair.pairs.shards import SideRows, join_views, views_of
 from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
@@ -58,6 +58,7 @@ _MOST_THREADS = 8
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
+_COUNTS = ("rows", "bad", "bad_images", "bad_captions", "kept")  # of an `Outcome`
 
 Loaded = tuple[Sequence[ImageEncoder], Sequence[TextEncoder]]
 
@@ -149,6 +150,11 @@ class Outcome:
             example="" if first is None else f"{pairs.ids([first])[0]}: {problems[first]}",
         )
 
+    def __add__(self, later: Outcome) -> Outcome:
+        """The outcome of both."""
+        counts = {name: getattr(self, name) + getattr(later, name) for name in _COUNTS}
+        return Outcome(**counts, example=self.example or later.example)
+
     @property
     def too_many_bad(self) -> bool:
         """Whether more than 1 % of the rows are bad."""
@@ -214,32 +220,50 @@ def encode_to_folder(
     with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
         folder.begin()
         encoded = encode(pairs, encoders, cache, console=console)
-        sides = encoded.sides(pairs.name)
         for number, first in enumerate(range(0, len(pairs), shard)):
-            rows = np.arange(first, min(first + shard, len(pairs)))
-            for part, side in enumerate(sides):
-                with replacing(_place(out, part, number)) as file:
-                    np.save(file, side.gather(rows, np.float16), allow_pickle=False)
-            _write_metadata(_place(out, 2, number), pairs, rows, encoded.problems)
+            write_shard(out, number, pairs, encoded, np.arange(first, min(first + shard, len(pairs))))
         folder.finish()
     return Outcome.of(encoded.problems, encoded.kept, pairs)
 
 
 def _request(pairs: Source, encoders: Loaded, shard: int) -> dict[str, Json]:
     """Everything the vectors depend on."""
-    sides = dict(zip(("image", "text"), encoders, strict=True))
     return {
-        **{f"{side} model": "+".join(one.name for one in each) for side, each in sides.items()},
-        **{f"{side} width": sum(one.width for one in each) for side, each in sides.items()},
+        **request_of(encoders),
         "rows": len(pairs),
         "rows a shard": shard,
         "ids, image paths or captions": [pairs.fingerprint()],
     }
 
 
-def _place(out: Path, part: int, number: int) -> Path:
-    stem, suffix = _PARTS[part]
-    return out / stem / f"{stem}_{number}{suffix}"
+def request_of(encoders: Loaded) -> dict[str, Json]:
+    """The names and the widths of encoders, for the mark of a folder."""
+    sides = dict(zip(("image", "text"), encoders, strict=True))
+    return {
+        **{f"{side} model": "+".join(one.name for one in each) for side, each in sides.items()},
+        **{f"{side} width": sum(one.width for one in each) for side, each in sides.items()},
+    }
+
+
+def shard_files(number: int) -> list[str]:
+    """The files of a shard: vectors of images and of captions, and the table."""
+    return [f"{stem}/{stem}_{number}{suffix}" for stem, suffix in _PARTS]
+
+
+def write_shard(
+    out: Path, number: int, pairs: Source, encoded: EncodedPairs, rows: IntArray, *, views: bool = False
+) -> None:
+    """Write the vectors and the table of some rows, the table last.
+
+    Args:
+        views: Write several views side by side as they are, and the names of images as given.
+    """
+    *places, table = (out / name for name in shard_files(number))
+    for place, side in zip(places, encoded.sides(pairs.name), strict=True):
+        found = [view.gather(rows, np.float16) for view in (views_of(side) if views else [side])]
+        with replacing(place) as file:
+            np.save(file, np.hstack(found), allow_pickle=False)
+    _write_metadata(table, pairs, rows, encoded.problems, absolute=not views)
 
 
 @dataclass(frozen=True)
@@ -380,13 +404,16 @@ def _reason(error: Exception) -> str:
     return str(words).splitlines()[0][:_LONGEST_REASON]
 
 
-def _write_metadata(path: Path, pairs: Source, rows: IntArray, problems: dict[int, str]) -> None:
+def _write_metadata(
+    path: Path, pairs: Source, rows: IntArray, problems: dict[int, str], *, absolute: bool = True
+) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    names = pairs.image_texts(rows)
-    files = [pairs.image_file(row) for row in rows.tolist()]
-    paths = [name if file is None else os.path.abspath(file) for name, file in zip(names, files, strict=True)]
+    paths = pairs.image_texts(rows)
+    if absolute:
+        files = [pairs.image_file(row) for row in rows.tolist()]
+        paths = [name if file is None else os.path.abspath(file) for name, file in zip(paths, files, strict=True)]
     columns = {
         "id": pairs.ids(rows),
         # File names may hold bytes that are no text.

@@ -113,7 +113,7 @@ class RunSettings:
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay; above 0 makes Adam AdamW."""
     lr_decay_epochs: Count = 15
-    """The learning rate is divided by 10 every so many main epochs."""
+    """Main epochs between divisions of the learning rate by 10."""
     grad_clip: Annotated[float, Field(gt=0)] = 2.0
     """Largest norm of the gradient over all parameters."""
     margin: Positive = 0.2
@@ -133,7 +133,7 @@ class RunSettings:
     audit: bool = False
     """Audit the pairs first: networks warm up on pairs that are not flagged. Mend always does."""
     as_published: bool = False
-    """Compute what the authors' code computes where it departs from their papers: NCR, BiCro, MSCN."""
+    """Follow the authors' code where it differs from their paper: NCR, BiCro, MSCN."""
     checkpoint_seconds: NotNegative = 60.0
     """Time between two checkpoints; 0 writes one every step."""
     tensorboard: bool = False

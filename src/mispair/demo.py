@@ -60,8 +60,8 @@ IMAGES, SENTENCES = 1200, 3  # to train with, and in the text of each
 EXAMPLES, SUGGESTIONS, QUERIES, FOUND = 4, 6, 4, 5  # on the page: pairs, suggestions, queries, images for each
 QUERY = "a striped purple moon"
 
-# Settings of both trainings, chosen for plain training: on seeds 0 and 1 no other one that was tried is more than 3
-# points of rSum better for it. For fewer pairs the epochs are stretched, so that both have about as many steps.
+# Settings of both trainings, chosen for plain training: on seeds 0 and 1 no other tried setting is more than 3 points
+# of rSum better. For fewer pairs the epochs are stretched, so that both have about as many steps.
 PLAIN, AUDITED = "Plain training", "Audit first"
 SETTINGS: dict[str, Any] = {
     "model": "two-tower", "embed_size": 256, "dropout": 0.9, "batch_size": 64, "lr": 2e-3, "margin": 1.0,

@@ -14,8 +14,8 @@ class MispairError(Exception):
     Attributes:
         what: What was found.
         where: The file, folder, URL or setting that it is about.
-        expected: What was expected instead.
-        advice: How to fix it.
+        expected: The expected value.
+        advice: Advice for the user.
         silent: Whether another process prints it.
 
     >>> print(DataError("2 columns", where="a.npy", expected="vectors (N, D)", advice="Transpose it"))

@@ -40,7 +40,7 @@ class SgrafSettings:
     graph_steps: Annotated[int, Field(ge=1, le=100)] = 3
     """Layers of SGR's graph reasoning."""
     score_hidden: Annotated[int, Field(ge=0, le=WIDEST)] = 0
-    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
+    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64; 0 disables it."""
 
 
 @validated
@@ -52,7 +52,7 @@ class ScanSettings:
     attend_sharpness: Positive = 9.0
     """lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
     aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
-    """How the similarities of the words (or regions) become one."""
+    """Aggregation of the similarities of words (or regions)."""
     lse_sharpness: Positive = 6.0
     """lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
 
@@ -80,7 +80,7 @@ class CoTeachingSettings:
     """Co-teaching of two networks: NCR, BiCro, REPAIR."""
 
     clean_threshold: BelowOne = 0.5
-    """p: pairs whose probability w of being clean is above it are the clean part."""
+    """p: pairs with a higher probability w of being clean are the clean part."""
     split_losses: Literal["smoothed", "joint", "single"] = "smoothed"
     """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
     split_memory: BelowOne = 0.5
@@ -104,13 +104,13 @@ class RepairSettings:
     bank_size: Count = 4096
     """M: pairs in the memory bank of each network."""
     gamma_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
+    """gamma is the mean of this share of the highest rank correlations; above gamma a label is 1 (paper: 0.1)."""
     eta: Fraction = 0.25
     """Noisy pairs are half-replaced if both networks' w is below it."""
     tau: NotNegative = 0.15
     """Weight of the noisy part in the loss, half-replaced or not."""
     neighbours: Count = 32
-    """K: nearest items of the bank whose partners are tried for a half-replaced pair."""
+    """K: number of nearest bank items, the candidates for a half-replaced pair."""
     replace_by: Literal["peer", "own"] = "peer"
     """Which network's bank and similarity choose the new partners that train a network."""
     replace_side: Literal["both", "left", "right"] = "both"

@@ -88,7 +88,7 @@ def test_an_audit_with_a_cut_of_ones_own() -> None:
     assert best.summary.flag_below == best.threshold == pytest.approx(np.sort(plain.match_score)[120])
     assert [cut.flagged for cut in best.summary.cuts if cut.flag_below == best.threshold] == [120]
     assert best.table.column("is_mismatch").to_pylist() == best.is_mismatch.tolist()
-    assert "What each cut flags" in render(make_page(best))
+    assert "Flagged pairs by threshold" in render(make_page(best))
 
 
 # ---------------------------------------------------------------------- parts

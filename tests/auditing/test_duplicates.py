@@ -96,7 +96,7 @@ def test_a_person_overrules_what_is_shared() -> None:
     left[:40] = left[0]
     found = mispair.audit(left, right_pairs.right, checked={"0": True, "1": False}, device="cpu")
     assert found.match_score[:2].tolist() == [1, 0]
-    assert found.reasons(np.arange(3))[:2] == ["", "somebody has looked at it and found it wrong"]
+    assert found.reasons(np.arange(3))[:2] == ["", "a person found it wrong"]
 
 
 def test_class_names_as_captions_are_no_boilerplate() -> None:

@@ -181,7 +181,7 @@ def test_files(audit: Audit, tmp_path: Path) -> None:
         with pytest.raises(DataError, match="there already"):
             write(tmp_path / name)
         write(tmp_path / name, overwrite=True)
-        with pytest.raises(DataError, match=rf"expected a name that ends in \{Path(name).suffix}; choose"):
+        with pytest.raises(DataError, match=rf"the file name must end in \{Path(name).suffix}"):
             write(tmp_path / other)
     audit.to_html(tmp_path / "a.html")
     audit.to_html(tmp_path / "a.html")

@@ -237,9 +237,9 @@ def test_a_damaged_file_is_named(place: Path, capsys: Capture, name: str) -> Non
     path.write_bytes(content)
     for flags in ([], ["--clean", "clean"], ["--for", "label-studio"]):
         assert audit("in", *flags) == 2
-        assert f"audit/{name}: the file is not as it was written" in capsys.readouterr().err
+        assert f"audit/{name}: the file has changed since it was written" in capsys.readouterr().err
     assert main(["export", "audit", "--to", "mended"]) == 2
-    assert f"audit/{name}: the file is not as it was written" in capsys.readouterr().err
+    assert f"audit/{name}: the file has changed since it was written" in capsys.readouterr().err
     assert not (place / "clean").exists()
 
 

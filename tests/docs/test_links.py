@@ -44,7 +44,20 @@ def test_files_of_the_package_exist(path: Path) -> None:
 
 
 QUESTIONS = re.split(r"^## ", (ROOT / "docs/questions.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-ASKED = ("wrong", "sure", "threshold", "CLIP", "undo", "cost", "resume", "format", "language", "cluster")
+ASKED = (
+    "wrong",
+    "sure",
+    "not find",
+    "threshold",
+    "CLIP",
+    "undo",
+    "long",
+    "send",
+    "PyTorch",
+    "resume",
+    "WebDataset",
+    "language",
+)
 
 
 @pytest.mark.parametrize("word", ASKED)

@@ -290,7 +290,7 @@ def test_the_commands(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "4 dropped, 8 kept" in capsys.readouterr().out
     assert main(["export", str(audited), "--to", str(tmp_path / "mended"), "--mend"]) == 0
     told = capsys.readouterr().out
-    assert ("re-paired" in told) != ("sure enough for --mend; decide with: mispair review" in told)
+    assert ("re-paired" in told) != ("that --mend needs; decide with: mispair review" in told)
     assert main(["export", str(tmp_path), "--to", str(tmp_path / "other")]) == 2
     assert "no finished audit in here" in capsys.readouterr().err
     (tmp_path / "d.csv").write_text("id,verdict\n0.png#0,keep\n")

@@ -226,7 +226,7 @@ def test_an_epoch_that_was_not_ended_is_noticed() -> None:
     robust = Robust(np.ones(8))
     for batch in robust.sampler(4):
         robust.loss(torch.zeros(4, 4), batch)
-    with pytest.warns(UserWarning, match="end_epoch has not been called"):
+    with pytest.warns(UserWarning, match="end_epoch was not called"):
         list(robust.sampler(4))
     robust.load_state_dict(robust.state_dict())
     with warnings.catch_warnings():

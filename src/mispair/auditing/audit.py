@@ -57,8 +57,8 @@ MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match s
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 ITEMS = "items.npz"
 COMMON_SPACE = (
-    "The two sides are equally wide, and pairs have higher cosines than shuffled ones: their encoders seem to share a "
-    "space, as those of CLIP do, so their cosine counts as well (as with `joint`)."
+    "Both sides have the same width, and pairs have higher cosines than shuffled pairs. The encoders seem to share a "
+    "space, as in CLIP, so the audit also uses the cosine (as with `joint`)."
 )
 
 
@@ -118,7 +118,7 @@ class Audit(Findings):
     def annotate(
         self, annotator: Callable[[bytes, str], object], folder: str | Path = "review", **options: Any
     ) -> AnnotationResult | None:
-        """Ask a model beside people for the noise rate; see `mispair.annotate`."""
+        """Ask a model to help with the noise rate; see `mispair.annotate`."""
         import mispair
 
         return mispair.annotate(self, annotator, folder, **options)
@@ -156,11 +156,12 @@ class Audit(Findings):
     def attach_to(self, pairs: Pairs) -> Pairs:
         """Attach the match scores of this audit: `mispair.fit` then warms up on matching pairs.
 
-        Captions and image names must be those of the audit, in its order or, where both have ids, in any order. A pair
+        Captions and image names must equal the audited ones, in the same order or, with ids on both sides, in any
+        order. A pair
         that could not be read gets 0.5.
 
         Raises:
-            DataError: The pairs are not those of the audit.
+            DataError: The pairs differ from the audited ones.
         """
         return self.columns.take(self._rows_of(pairs)).attached_to(pairs)
 
@@ -174,7 +175,7 @@ class Audit(Findings):
             if self._agree(pairs, rows):
                 return rows
         what = f"these {len(pairs):,} pairs are not the {len(self):,} audited ones of {self.source.name}"
-        raise DataError(what, where=pairs.name, advice="Give the pairs that were audited, or audit these.")
+        raise DataError(what, where=pairs.name, advice="Give the audited pairs, or audit these.")
 
     def _agree(self, pairs: Pairs, rows: IntArray) -> bool:
         """Whether the pairs and the rows have the same captions and image names, as far as these are known."""
@@ -192,7 +193,7 @@ class Audit(Findings):
 
 def _check_ending(path: str | Path, ending: str) -> None:
     if Path(path).suffix.lower() != ending:
-        raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
+        raise DataError(f"{path}: the file name must end in {ending}.")
 
 
 def audit(
@@ -429,7 +430,7 @@ def notes_on(judge: Judge, readable: int, flagged: int) -> list[str]:
     notes = []
     best = float(judge.separations.max())
     if readable < FEW_PAIRS:
-        notes.append(f"{readable:,} pairs are few to learn from: use the scores to sort, not as probabilities.")
+        notes.append(f"{readable:,} pairs are few to learn from. Use the scores to rank pairs, not as probabilities.")
     if best < 0.6:
         notes.append(
             "No measure separates the pairs from shuffled ones: either nearly all pairs are mismatched, or these "
@@ -452,14 +453,14 @@ def shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[st
             which = f"one {side} item" if count == 1 else f"one of {count:,} {side} items"
             notes.append(
                 f"{len(rows):,} pairs share {which} whose partners have nothing in common, as "
-                "placeholder images and boilerplate captions do. Nothing is learned from them. All but one pair of "
-                "each such item count as mismatched in the noise rate."
+                "placeholder images and boilerplate captions do. The audit does not learn from them. All but one "
+                "pair of each such item count as mismatched in the noise rate."
             )
     copies = int((~items.is_first & readable).sum())
     if copies:
         notes.append(
-            f"{copies:,} pairs have (nearly) the same two items as another pair. Such pairs count once in what is "
-            "learned and in the noise rate."
+            f"{copies:,} pairs have (nearly) the same two items as another pair. Such pairs count once, in the "
+            "learning and in the noise rate."
         )
     if items.split:
         notes.append(

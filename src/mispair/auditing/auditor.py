@@ -256,12 +256,12 @@ class Seen:
 
     @classmethod
     def of(cls, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8]) -> Seen:
-        """Of vectors (n, D) and (n, E), and the fold of each pair (n,)."""
+        """Remember the vectors (n, D) and (n, E), with the fold of each pair (n,)."""
         (x, a), (y, b) = (np.unique(_prints(side), return_index=True) for side in (left, right))
         return cls(x, y, np.concatenate([fold[a], fold[b]]))
 
     def folds(self, left: Tensor, right: Tensor) -> npt.NDArray[np.uint8]:
-        """(n,) fold to score each pair by: that of its left or its right item, or else any."""
+        """(n,) fold for scoring each pair: the fold of its left or right item, or else any."""
         x, y = _prints(left), _prints(right)
         found = fold_numbers(x)
         # The left item comes last, as it decides where the two differ.

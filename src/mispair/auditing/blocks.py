@@ -25,7 +25,7 @@ from mispair.pairs.shards import ArrayRows, SideRows, join_views
 from mispair.pairs.source import Source
 from mispair.support.files import short_hash
 
-ENCODE = "Make them with `mispair encode`, and audit what it has written."
+ENCODE = "Make them with `mispair encode`, and audit its output."
 ROWS = 1 << 16  # of a block that is cut from one file
 _LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
     {"img_emb/.npy", "text_emb/.npy"},

@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 REASONS = {
     "contrast": "other items fit either side better",
     "evidence": "the two have too little in common",
-    "similarity": "the two are not alike in the learned space",
+    "similarity": "the two have a low cosine in the learned space",
     "neighbours": "items like these have other partners",
-    "rank": "seen from trusted pairs the two are in different places",
+    "rank": "their distances to trusted pairs do not agree",
     "joint": "their encoders see no likeness",
-    "joint_contrast": "their encoders see more likeness to other items",
+    "joint_contrast": "other items have a higher cosine with either side",
     "cosine": "their encoders see no likeness",
-    "expected": "other pairs let expect other partners",
+    "expected": "similar pairs have different partners",
     "networks": "the run's networks prefer other partners for either side",
 }
-SIBLINGS = "the other partners of its left item say something else"
-EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
-FOUND_WRONG = "somebody has looked at it and found it wrong"
+SIBLINGS = "it contradicts the other partners of its left item"
+EXCHANGED = "exchanging its partner with that of a similar pair fits better"
+FOUND_WRONG = "a person found it wrong"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +71,21 @@ class Findings:
 
     Attributes:
         source: The pairs.
-        auditor: What was learned from them.
+        auditor: Fitted model of the audit.
         scan: What was measured.
-        scores: What decides the match scores.
+        scores: Inputs of the match scores.
         match_score: (N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be
             read.
         suggested: Flagged rows for which better partners were searched, the lowest match score first.
         new_rights: Better right items for them.
         new_lefts: Better left items.
         items: Which rows share items.
-        notes: What the reader should know.
-        command: How to do it again.
+        notes: Notes for the reader.
+        command: Command or call for a repetition.
         stages: Seconds of each part of the work.
-        seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
+        seen: (N,) problems visible in a caption or image alone, as bits of `scoring.reasons.KINDS`.
         threshold: Match score below which pairs are flagged.
-        by: Column, or "shard", for whose values the summary has noise rates.
+        by: Column with a noise rate for each value in the summary, or "shard".
         decided: The noise rate by decisions of people.
     """
 
@@ -130,12 +130,12 @@ class Findings:
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Seconds of the audit."""
         return sum(self.stages.values())
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) log odds of a match, by each pair itself and beside others; NaN for unreadable rows."""
+        """(N,) log odds of a match, by the pair alone and compared with other pairs; NaN for unreadable rows."""
         return self.scores.final
 
     @property
@@ -222,7 +222,7 @@ class Findings:
     def _different(self, readable: npt.NDArray[np.bool_], empty: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """`Tally.different`.
 
-        Copies of a pair count once. Of the pairs of an item with unlike partners all but one are mismatched. Pairs
+        Copies of a pair count once. All but one pair of a placeholder count as mismatched. Pairs
         with a caption that says nothing about an image count by their match scores.
         """
         rows = self.items.is_first & readable
@@ -234,7 +234,7 @@ class Findings:
 
     @cached_property
     def near_duplicate_pairs(self) -> int:
-        """How many pairs have a (nearly) equal item."""
+        """Number of pairs with a (nearly) equal item."""
         return len(np.union1d(self.near_duplicates[0].rows, self.near_duplicates[1].rows))
 
     def reasons(self, rows: IntArray) -> list[str]:
@@ -323,7 +323,7 @@ class Findings:
         return pyarrow.array(["" if value is None else str(value) for value in values]).dictionary_encode()
 
     def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
-        """For consecutive rows the id of the best partner's pair, and the match score of the new pair."""
+        """Id of the best partner's pair and match score of the new pair, for consecutive rows."""
         import pyarrow
 
         given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.suggested >= start) & (self.suggested < stop))
@@ -379,7 +379,7 @@ def typical(judge: Judge, scan: Scan, matched: npt.NDArray[np.bool_]) -> npt.NDA
 
 
 def _shared(side: str, count: int) -> str:
-    """Describe an item with so many unlike partners."""
+    """Describe a placeholder: an item with this many unrelated partners."""
     return f"{side} item is shared by {count:,} pairs that have nothing else in common"
 
 

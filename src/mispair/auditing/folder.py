@@ -77,7 +77,7 @@ def audit_path(
         out: Folder of the results, or its URL in an object store.
         clean: Folder for a copy of the input without the flagged and the unreadable pairs.
         mended: Folder for a copy in which flagged pairs have their sure better partners.
-        tools: Write files for these tools, too.
+        tools: Also write files for these tools.
         cluster: The module of Ray, connected; its workers read and score the pairs. All machines can write to `out`.
         overwrite: Replace the files in all these folders.
         command: The command line, for the report.
@@ -170,7 +170,9 @@ def _write(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Aud
     """Audit, and write the results; `files` are the audited ones."""
     out = folder.path
     if _lies_in(files, out):
-        raise ExistsError("the audited data is here, which is never changed", where=out, advice="Give another `out`.")
+        raise ExistsError(
+            "this folder holds the audited data, which is never changed", where=out, advice="Give another `out`."
+        )
     folder.begin()
     try:
         audit = audited()
@@ -274,7 +276,7 @@ def read_input(out: Path) -> AuditInput:
 
 
 def _state(place: Path | None, made: Sequence[Path]) -> list[str]:
-    """Return the place, and a hash of the names, sizes and times of its files; of a run also of its data."""
+    """Return the place and a hash of the names, sizes and times of its files. For a run, the hash includes its data."""
     if place is None:
         return []
     roots, config = [place], place / "config.toml"
@@ -338,7 +340,7 @@ def read_answer(cell: str, column: str, where: Path, name: str = "") -> bool:
     """Whether a pair matches, by a cell of the column right (yes: it matches) or is_mismatch.
 
     Raises:
-        DataError: The cell is no answer.
+        DataError: The cell is not an answer.
     """
     word = str(cell).strip().lower()
     if word not in _YES + _NO + _PLAIN:

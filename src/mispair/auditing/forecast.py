@@ -24,10 +24,10 @@ Stages = Mapping[str, float]
 
 
 def expected(pairs: int, samples: Mapping[int, Stages], machines: int = 1) -> dict[str, float]:
-    """Expected seconds of each stage of an audit of so many pairs, by the seconds of two audits of fewer pairs.
+    """Expected seconds of each stage of an audit, extrapolated from two audits of fewer pairs.
 
     Stages that are linear in the pairs follow the line through both samples; those whose work is bounded follow the
-    power of the pairs that goes through both. Only measuring is shared by machines.
+    power of the pairs that goes through both. Only the measuring can be shared by several machines.
     """
     small, large = min(samples), max(samples)
     found = {}
@@ -71,7 +71,7 @@ class Forecast:
                 f"{duration(stages.get(MEASURING, 0.0))}"
                 for machines, stages in self.seconds.items()
             ),
-            f"By one process whatever the number of machines: {', '.join(alone)}.",
+            f"Always on one machine: {', '.join(alone)}.",
             *([] if self.memory is None else [f"Memory of that process: about {byte_size(self.memory)}."]),
             "Nothing was written.",
         ]

@@ -52,7 +52,7 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
 
 
 class NetworkScore:
-    """How much better networks score two items than the best rivals of either in a random batch, (n,).
+    """Score of two items by networks, less the score of the best rival of either in a random batch, (n,).
 
     The hinge loss of a pair without its margin, beyond which the loss is zero.
     """
@@ -87,7 +87,7 @@ def contrast(S: Tensor, same: Tensor) -> Tensor:
 
     Args:
         S: (n, n) similarities.
-        same: (n, n) items that are no rivals.
+        same: (n, n) items that are not rivals.
     """
     own, others = S.diagonal(), S.masked_fill(same, -torch.inf)
     return 2 * own - _best_rivals(others, own) - _best_rivals(others.T, own)

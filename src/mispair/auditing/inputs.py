@@ -40,14 +40,14 @@ class AuditInput(InputOptions):
 
     @property
     def models(self) -> Encoders:
-        """For images and captions."""
+        """Encoder names, for images and captions."""
         return Encoders(self.image_model, self.text_model)
 
     def fetched(self) -> AuditInput:
         """Fetch the files at URLs to the cache; return the input with their copies."""
         folder = cache_folder(self.cache) / FETCHED
         copies = {place: fetch(url, folder) for place in self.places if (url := url_of(place))}
-        # A query may be a signature, which is a secret and another one each time: such a copy is known by its path.
+        # A query may be a signature, which is secret and changes each time, so the copy is recognised by its path.
         named = {copies[place]: url for place in copies if "?" not in (url := str(url_of(place)))}
         urls = {copy: (url, copy.parent.name) for copy, url in named.items()}
         left, right = (tuple(copies.get(path, path) for path in side) for side in (self.left, self.right))
@@ -218,5 +218,5 @@ def _unused_images(source: Source) -> ConflictError:
         "clip": f"Add metadata/metadata_0.csv with a column image_path to {source.name}",
         "precomp": f"Add {source.split}_ids.txt with the name of an image on each line",
     }.get(source.layout, "Its data has no names of images")
-    what = f"nothing says which image belongs to which pair of {source.name}"
+    what = f"it is unknown which image belongs to which pair of {source.name}"
     return ConflictError(what, where="images", advice=f"{where}, or leave `images` out.")

@@ -65,7 +65,7 @@ def keep(audit: str | Path, *, by: str = "id", flag_below: float | None = None) 
         flag_below: Match score below which pairs are flagged; by default as in the audit.
 
     Raises:
-        DataError: There is no such table or column.
+        DataError: The table or column does not exist.
     """
     place = Path(audit)
     table = place if place.is_file() else place / TABLE

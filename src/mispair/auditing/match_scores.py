@@ -36,8 +36,8 @@ class MatchScores:
     limited: IntArray  # (k,) pairs of which only one in many is expected to match
     limits: Scores  # (k,) their highest match score
     siblings: Siblings | None = None  # how the right items of one left item agree; None where hardly any has several
-    # (N,) probability that each pair has exchanged partners with a similar one; None where there are no more exchanges
-    # than by accident
+    # (N,) probability that each pair has exchanged partners with a similar one; None without more exchanges than by
+    # accident
     exchanged: Scores | None = None
     trials: Sequence[Trial] = ()  # exchanges that were made on purpose
     # rows that a person has checked: 1 matched, 0 mismatched
@@ -118,7 +118,7 @@ def learn_recalibration(
 ) -> Recalibration | None:
     """Learn from decided rows (n,), their decisions and their log odds; None if they are too few.
 
-    `others` are the log odds of all pairs or of a sample, NaN where there are none.
+    `others` are the log odds of all pairs or of a sample, NaN if missing.
     """
     typical = unit_vectors(source, judge, sample(judge.rows, AT_ONCE), device)
     left, right = unit_vectors(source, judge, rows, device)
@@ -134,7 +134,7 @@ def unit_vectors(
 
 
 def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[IntArray, Scores]:
-    """Pairs with one expected match in so many (N,), and the match probability of each.
+    """Pairs with one expected match among n (N,), and the match probability of each.
 
     The evidence is how much more frequent such measures are among matched than among shuffled pairs.
     """
@@ -145,7 +145,7 @@ def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[In
 
 
 def limits(judge: Judge, sums: FloatArray, many: npt.NDArray[np.integer]) -> Scores:
-    """(n,) highest match scores of pairs with these sums of measures and one expected match in so many."""
+    """(n,) highest match scores of pairs with these sums of measures and one expected match among several."""
     rate = judge.combination.rate
     odds = np.maximum(density_ratio(judge, sums) - rate, 1e-12) / max(1 - rate, 1e-3) / (many - 1)
     return np.asarray(odds / (1 + odds), dtype=np.float32)
@@ -154,7 +154,7 @@ def limits(judge: Judge, sums: FloatArray, many: npt.NDArray[np.integer]) -> Sco
 def density_ratio(judge: Judge, sums: FloatArray) -> FloatArray:
     """(n,) density ratio of weighted sums of measures between observed and shuffled pairs.
 
-    Its logarithm is a straight line, so that sums below those of all observed pairs count as well.
+    The logarithm of the ratio is a straight line, so it also holds below all observed sums.
     """
     known = np.concatenate([judge.observed, judge.null])
     observed = np.arange(len(known)) < len(judge.observed)

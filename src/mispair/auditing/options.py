@@ -14,7 +14,7 @@ from mispair.support.flags import OrNone
 
 @dataclass(frozen=True, kw_only=True)
 class InputOptions(FileOptions):
-    """The pairs, beside a source of them."""
+    """Options of the data."""
 
     left: tuple[Path, ...] = ()
     """Vectors of one side as .npy, instead of a source; of several encoders as several files."""
@@ -30,7 +30,7 @@ class InputOptions(FileOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
-    """How the pairs are judged."""
+    """Settings of the audit."""
 
     joint: bool = False
     """The vectors come from encoders that share a space, as CLIP's do."""

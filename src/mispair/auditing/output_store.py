@@ -1,8 +1,8 @@
 """The output of an audit in an object store.
 
-The audit is made in a folder of this machine, its working folder in the cache. The store comes first: its files are
-fetched before, and all is written there when the audit has ended, with the mark last. So the mark in the store, too,
-says whether an audit is whole.
+The audit is made in a folder of this machine, its working folder in the cache. Files of the store are fetched before
+the audit. The results are written to the store after it, the mark last. So the mark in the store also
+tells whether an audit is complete.
 """
 
 from __future__ import annotations

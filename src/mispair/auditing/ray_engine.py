@@ -500,7 +500,7 @@ class _Run:
         job, judge, groups = self.job, learned.auditor.judge, shared["groups"]
         new_rights, new_lefts = verdict.new_rights, verdict.new_lefts
         joint = [] if job.settings.joint or learned.source.joint or not judge.joint else [COMMON_SPACE]
-        by_engine = "By `engine=ray`: the score of a pair depends on this pair and its shared items alone."
+        by_engine = "With `engine=ray` the score of a pair depends only on this pair and its shared items."
         notes = [*joint, *notes_on(judge, tally.scored, tally.flagged), *shared["notes"], by_engine]
         summary = AuditSummary(
             **tally.metrics(judge, verdict.below),

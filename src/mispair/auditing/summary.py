@@ -54,7 +54,7 @@ class MeasureSummary(_Frozen):
     """One ingredient of the match score.
 
     Attributes:
-        weight: Its share of the score; those of all measures add up to 1.
+        weight: Its share of the score; the shares of all measures add up to 1.
         separation: AUROC of the observed pairs against shuffled ones.
     """
 
@@ -67,7 +67,7 @@ class Cut(_Frozen):
 
     Attributes:
         flag_below: The value.
-        flagged: How many there are.
+        flagged: Number of pairs.
         mismatched: Estimated share of mismatched ones among them.
         mismatched_low: Lower end of its 95 % interval.
         mismatched_high: Upper end.
@@ -85,8 +85,8 @@ class Part(_Frozen):
 
     Attributes:
         value: The value, or the name of the file.
-        pairs: How many could be scored.
-        flagged: How many of them are flagged.
+        pairs: Number of scored pairs.
+        flagged: Number of flagged pairs.
         noise_rate: Estimated share of mismatched ones.
         noise_rate_low: Lower end of its 95 % interval.
         noise_rate_high: Upper end.
@@ -110,7 +110,7 @@ class Detection(_Frozen):
         found_at_1_percent: The same where 1 % of the pairs that seem to match are below the cut.
         at_most: Upper end of the 95 % interval of the noise rate if the mismatched pairs are like these. Partners that
             are even more alike hide better.
-        example: Ids of two pairs whose exchange is as hard to find as the median one; none where it is random.
+        example: Ids of two pairs with an exchange of median difficulty; empty for random exchanges.
     """
 
     kind: str
@@ -160,12 +160,12 @@ class AuditSummary(_Frozen):
     Attributes:
         pairs: All pairs.
         scored: Those that could be read.
-        flagged: Those with a match score below `flag_below`.
-        noise_rate: Estimated share of pairs whose sides have nothing to do with each other.
+        flagged: Pairs with a match score below `flag_below`.
+        noise_rate: Estimated share of pairs with unrelated sides.
         noise_rate_low: Lower end of its 95 % interval.
         noise_rate_high: Upper end.
         close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item
-            or exchanged with a similar pair; not part of the noise rate. None where neither can be told.
+            or exchanged with a similar pair; not part of the noise rate. None if unknown.
         close_rate_low: Lower end of its 95 % interval.
         close_rate_high: Upper end.
         detections: Which share of mismatches that are made on purpose would be found, by kind.
@@ -173,17 +173,17 @@ class AuditSummary(_Frozen):
         nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
             sides have nothing to do with each other.
         flag_below: The cut: match score below which pairs are flagged.
-        cuts: What other cuts would flag, and this one.
+        cuts: Number of flagged pairs at this and at other thresholds.
         by: Column, or "shard", by which `parts` are made.
         parts: Noise rates of parts of the data.
-        unreadable: Number of pairs by what is wrong with them.
-        reasons: Number of pairs by what they themselves show: shared items, captions and images.
-        near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
+        unreadable: Number of pairs by problem.
+        reasons: Number of pairs by visible problem: shared items, captions and images.
+        near_duplicates_left: Pairs with a left item (nearly) equal to the left item of another pair.
         near_duplicates_right: The same for right items.
         suggested_right: Flagged pairs with a suggested right item.
         suggested_left: Flagged pairs with a suggested left item.
         measures: The ingredients of the match score, by name.
-        notes: What the reader should know.
+        notes: Notes for the reader.
         seconds: Time of the audit.
         stages: Seconds of each part of it.
     """
@@ -232,7 +232,7 @@ class AuditSummary(_Frozen):
 
     @property
     def may_be_blind(self) -> bool:
-        """Whether many more pairs may be mismatched than the audit sees, and nobody has decided on drawn pairs."""
+        """Whether many more pairs may be mismatched than the audit finds, without decisions on drawn pairs."""
         return self.decided is None and self.at_most - self.noise_rate_high > BLIND
 
     @property
@@ -326,7 +326,7 @@ def check_cut(flag_below: float | None, keep_best: str | float | None) -> None:
     """Raise if the cut is invalid.
 
     Raises:
-        ConfigError: It is no match score or fraction, or there are two.
+        ConfigError: It is not a match score or fraction, or both are given.
     """
     if flag_below is not None and keep_best is not None:
         raise ConflictError("`flag_below` and `keep_best` are both given", advice="Give one of them.")
@@ -404,7 +404,7 @@ def values_by(source: Source, by: str) -> list[str]:
     """The value of each row in a column, or the name of its file, to group noise rates by.
 
     Raises:
-        InvalidValueError: There is no such column.
+        InvalidValueError: The column does not exist.
     """
     if by == SHARD and source.shards:
         return [name for name, size in source.shards for _ in range(size)]
@@ -455,7 +455,7 @@ def parts(counts: Mapping[str, IntArray], shuffled: FloatArray) -> list[Part]:
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of some rows of an audit."""
+    """Counts over some rows of an audit."""
 
     pairs: int  # number of rows
     scored: int  # readable ones
@@ -503,7 +503,7 @@ class Tally:
         }
 
     def _of_all(self, rate: float) -> float:
-        """The noise rate of all pairs, by that of the learned pairs."""
+        """The noise rate of all pairs, from the noise rate of the learned pairs."""
         different, others, mismatched = self.different.tolist()
         return rate if not others else (rate * (different - others) + mismatched) / different
 

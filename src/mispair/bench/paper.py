@@ -16,7 +16,7 @@ RECALLS = tuple(name for name in COLUMNS if name != "rsum")
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A row of one of the paper's tables; None where it has no number."""
+    """A row of one of the paper's tables; None without a number."""
 
     table: str  # as the key `paper` of a suite's part has it
     data: str  # the paper's name of the data set

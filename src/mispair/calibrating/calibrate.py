@@ -48,8 +48,8 @@ class Calibration:
     Attributes:
         source: The scores of all N pairs.
         readable: (N,) whether each pair has all scores.
-        views: What each kind of evidence says about the readable pairs; the last one counts.
-        notes: What the reader should know.
+        views: Estimates of each kind of evidence for the readable pairs; the last one is used.
+        notes: Notes for the reader.
     """
 
     source: Scores
@@ -133,7 +133,7 @@ class Calibration:
 
     @property
     def noise_rate(self) -> float:
-        """Estimated share of wrong pairs; `view` has its interval, and what counts as wrong."""
+        """Estimated share of wrong pairs; `view` has its interval and the meaning of wrong."""
         return self.view.rate
 
     @property
@@ -155,7 +155,7 @@ class Calibration:
         """The cut for a wanted share of matched pairs, or a wanted number of pairs.
 
         Raises:
-            ConfigError: Not exactly one of them is given, or there is no such cut.
+            ConfigError: None or both are given, or no threshold reaches the purity or number.
         """
         return self.ranked.cut(purity=purity, keep=keep)
 
@@ -288,10 +288,10 @@ def _limits(view: View) -> list[str]:
     if view.evidence == "checked":
         return [f"The rate rests on {view.count:,} checked pairs and holds if they were drawn at random."]
     about = "The rate counts pairs that have nothing to do with each other. Wrong pairs about the same subject "
-    more = "do not look like shuffled ones and are not in it"
+    more = "do not look like shuffled ones and are not counted"
     if view.at_most is not None:
         more += f": up to {percent(view.at_most)} of all pairs can be wrong"
-    notes = [f"{about}{more}. Check 100 random rows to know what you would call wrong."]
+    notes = [f"{about}{more}. Check 100 random rows to measure the rate by your own standard."]
     if view.look_alikes_found is not None:
         seen = percent(view.look_alikes_found)
         notes.append(f"Of pairs with the partner of a look-alike, {seen} get a match score below 0.5.")

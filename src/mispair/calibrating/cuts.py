@@ -22,7 +22,7 @@ class Cut:
     Attributes:
         least: The lowest score that is kept.
         match_score: Probability that a pair with this score matches.
-        kept: How many pairs are kept.
+        kept: Number of kept pairs.
         purity: Estimated share of matched pairs among them.
         purity_low: Lower end of its 95 % interval.
         purity_high: Upper end.
@@ -53,7 +53,7 @@ class Ranked:
 
     @cached_property
     def _ends(self) -> IntArray:
-        """How many pairs each possible cut keeps, ascending."""
+        """Number of kept pairs of each possible cut, ascending."""
         ordered = self.order[self._best_first]
         return np.append(np.flatnonzero(np.diff(ordered)) + 1, len(ordered))
 
@@ -79,7 +79,7 @@ class Ranked:
 
         Args:
             purity: A share of the kept pairs matches.
-            keep: At most so many pairs are kept.
+            keep: Highest number of kept pairs.
             probability: Each kept pair matches with this probability or more.
             least: Each kept pair has this score or more.
         """
@@ -122,7 +122,7 @@ class Ranked:
 
 
 def at_rate(match: FloatArray, rate: float, rounds: int = 200) -> FloatArray:
-    """Probabilities (n,) for pairs of another noise rate, such as those of one source, from those at `rate`.
+    """Convert probabilities (n,) from the noise rate `rate` to another noise rate, such as the rate of one source.
 
     The odds of each pair are multiplied by the same factor until their mean agrees with it (Saerens et al., 2002).
     """

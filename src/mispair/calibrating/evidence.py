@@ -75,7 +75,7 @@ def normal_scores(*parts: FloatArray) -> list[FloatArray]:
 def by_shuffled(
     scores: FloatArray, shuffled: FloatArray, columns: Sequence[str], close: FloatArray | None = None
 ) -> View:
-    """Scores (n, m) as a mixture of those of shuffled pairs (s, m) and of others.
+    """Model scores (n, m) as a mixture of scores of shuffled pairs (s, m) and of others.
 
     `close` are the scores (c, m) of pairs with the partner of a look-alike.
     """
@@ -87,7 +87,7 @@ def by_shuffled(
         if separated(other, one):
             raise _reversed(column, "shuffled pairs score higher than yours")
         if len(columns) == 1 and not separated(one, other):
-            advice = "Either (nearly) all pairs are wrong, or this score does not see it: check 100 random pairs."
+            advice = "Either (nearly) all pairs are wrong, or this score does not show it. Check 100 random pairs."
             raise ConflictError(f"shuffled pairs score as high as yours in {column!r}", where="score", advice=advice)
     first = trust(observed.mean(1), null.mean(1))
     found = combine(observed, null, near, np.zeros(len(near)), first)
@@ -220,7 +220,7 @@ def by_audit(
     chances, contrast = sharpened(order, match)
 
     def interval(some: IntArray) -> tuple[float, float]:
-        """By the rate, the count, and the errors of both mean match scores."""
+        """Interval of the rate: from the rate itself, the count, and the errors of both mean match scores."""
         wrong, *ends = share_interval(1 - chances[some], rate, len(chances))
         errors = (part.std() / math.sqrt(len(part)) for part in (match[some], match))
         error = 1.96 * math.hypot(*errors) / contrast
@@ -233,7 +233,8 @@ def by_audit(
 def sharpened(order: FloatArray, match: FloatArray) -> tuple[FloatArray, float]:
     """(n,) probability of a match by score, from the mean match score of an audit there; and a - b.
 
-    An audit is sure of few pairs, so its mean is between that of matched pairs, a, and that of mismatched ones, b: if
+    An audit is certain about few pairs, so its mean lies between the mean of matched pairs, a, and of mismatched pairs,
+    b. If
     the audit errs independently of the score, it is P a + (1 - P) b, which is solved for P. A score of the same vectors
     is not independent; the means of its best and worst pairs then reach beyond a and b, which are moved there.
     """
@@ -262,7 +263,7 @@ def _fitted(
         scores: (n, m) of all pairs.
         target: (k,) probability that these match.
         columns: Names of the columns.
-        by: Where the target comes from, for messages.
+        by: Source of the target, for messages.
     """
     everything, x = normal_scores(scores, known)
     worth = np.ones(len(x))
@@ -291,7 +292,7 @@ def by_checked(
         matched: (k,) whether each of them matches.
         columns: Names of the columns.
         stands_for: (k,) how many pairs each stands for, up to a factor; equally many by default.
-        base: Probabilities to begin with, of another kind of evidence; by default the checked pairs give them.
+        base: Initial probabilities from another kind of evidence; by default from the checked pairs.
     """
     _enough(len(rows), min(LEAST, len(scores)), "checked pairs")
     wrong = 1.0 - matched.astype(np.float64)
@@ -311,7 +312,7 @@ def by_checked(
     match = probability(recalibrated)
 
     def interval(some: IntArray) -> tuple[float, float]:
-        """By the checked ones among them, as for all pairs."""
+        """The noise rate by the checked pairs among them, as for all pairs."""
         places = np.full(len(scores), -1)
         places[some] = np.arange(len(some))
         inside = places[rows] >= 0
@@ -365,7 +366,7 @@ def disagreement(views: Sequence[View]) -> str:
         for other in views[number + 1 :]:
             if one.low > other.high or other.low > one.high:
                 rates = " and ".join(f"{percent(view.rate)} by {view.evidence}" for view in (one, other))
-                return f"The noise rates disagree: {rates}. Checked pairs know what you call wrong; trust these."
+                return f"The noise rates disagree: {rates}. Trust the checked pairs; they follow your own standard."
     return ""
 
 

@@ -208,7 +208,7 @@ def _decided(source: Scores, audit: Path) -> Checked:
         if one.verdict.matched is not None and one.inclusion
     ]
     if not known:
-        advice = "Decide on pairs under Estimate the noise rate in the review: others were chosen and tell no rate."
+        advice = "Decide on pairs under Estimate the noise rate in the review. Only these are drawn at random."
         raise TooFewError("no decision on a drawn pair", where=audit, advice=advice)
     ids, matched, stands_for = zip(*known, strict=True)
     return Checked(source.find(ids), np.array(matched, dtype=np.bool_), np.array(stands_for))

@@ -37,7 +37,7 @@ class AuditArguments:
     settings: OmitArgPrefixes[AuditOptions]
     source: Positional[OrNone[Path]] = None
     """Images and captions, as for encode; or a folder of embeddings (clip-retrieval), of features (SCAN) or of
-    a training run. It may be at a URL, as --left, --right and --ids may: https:// (files), s3://, gs://
+    a training run. A URL works here and for --left, --right and --ids: https:// (files), s3://, gs://
     or hf://."""
     out: Path = Path("audit")
     """Folder for the table of all pairs, the suggestions and the report; it may be at s3:// or gs://."""
@@ -52,11 +52,11 @@ class AuditArguments:
     tools: Annotated[tuple[Literal["fiftyone", "label-studio", "argilla"], ...], tyro.conf.arg(name="for")] = ()
     """Write the pairs for these tools to the folder as well."""
     overwrite: bool = False
-    """Replace what is in the folders."""
+    """Replace the content of the folders."""
     review: bool = False
     """Open the review page after the audit."""
     engine: Literal["local", "ray"] = "local"
-    """What measures the pairs: this process, or the machines of a Ray cluster."""
+    """Where to measure the pairs: in this process, or on a Ray cluster."""
     address: OrNone[str] = None
     """Address of the Ray cluster, such as auto or ray://host:10001; by default RAY_ADDRESS, else this machine."""
     dry_run: bool = False

@@ -38,7 +38,7 @@ def bench_run(
     images: OrNone[int] = None,
     json: bool = False,
 ) -> int:
-    """Train everything that a comparison needs. Run it again to resume; several processes may share the work.
+    """Run all trainings of a comparison. Run it again to resume; several processes may share the work.
 
     Args:
         suite: shapes, f8k, coco-small, vectors, f30k, coco, cc152k, or a TOML file.
@@ -138,7 +138,7 @@ def bench_report(
     images: OrNone[Path] = None,
     json: bool = False,
 ) -> int:
-    """Write the tables and figures of a comparison from the trainings that have ended.
+    """Write the tables and figures of a comparison from its finished trainings.
 
     Args:
         results: Results folder of `mispair bench run`.
@@ -164,5 +164,8 @@ def bench_report(
     else:
         say(f"{len(content.records)} of {len(content.cells)} trainings. Open {target / 'index.html'}")
         if content.ignored:
-            say(f"Ignored, as damaged or of no row of suite.toml: {', '.join(content.ignored)}.", file=sys.stderr)
+            say(
+                f"Ignored, because damaged or without a row in suite.toml: {', '.join(content.ignored)}.",
+                file=sys.stderr,
+            )
     return 0

@@ -28,7 +28,7 @@ def calibrate(
     overwrite: bool = False,
     json: bool = False,
 ) -> int:
-    """Find the cut for your scores, such as CLIP's: the probability that each pair is right, the noise rate, a page.
+    """Find the threshold for your scores, such as CLIP's: a probability for each pair, the noise rate, a page.
 
     Args:
         table: Table with the scores (parquet, CSV), or folder of parquet files (Hugging Face, DataComp).
@@ -38,9 +38,9 @@ def calibrate(
         shuffled: Table with the same columns for shuffled pairs, scored in the same way.
         audit: Folder of an audit of the same rows.
         checked: Column, or CSV with id and right (yes or no), of random rows that you have checked; or the folder of a
-            review, of which pairs drawn for the noise rate count.
-        purity: Find the cut that keeps this share of right pairs, such as 0.95.
-        keep: Find the cut that keeps so many pairs.
+            review, whose pairs drawn for the noise rate count.
+        purity: Find the threshold with this share of right pairs among the kept ones, such as 0.95.
+        keep: Find the threshold that keeps this number of pairs.
         draw: Write 200 random rows to this CSV for you to check, and end.
         out: Folder for the page, the table of all pairs and the summary.
         overwrite: Replace an earlier calibration in the folder.
@@ -87,8 +87,8 @@ def filter_pairs(
 
     Args:
         source: Folder of a calibration or an audit; or a table or folder of parquet files, with --score and --least.
-        purity: Keep the most pairs of which this share is right, such as 0.95.
-        keep: Keep so many pairs.
+        purity: Keep as many pairs as possible with this share of right ones, such as 0.95.
+        keep: Keep this number of pairs.
         probability: Keep pairs that are right with at least this probability.
         least: Keep pairs with at least this score.
         score: Column of a table that is not calibrated.

@@ -29,7 +29,7 @@ def data_check(
     captions_per_image: OrNone[int] = None,
     json: bool = False,
 ) -> int:
-    """Explain what a data set holds and what is wrong with it.
+    """Describe a data set and its problems.
 
     Args:
         data: Folder of the data set, or "shapes".
@@ -63,7 +63,7 @@ def data_noise(
     captions_per_image: OrNone[int] = None,
     json: bool = False,
 ) -> int:
-    """Make a noise index: which image each training caption gets.
+    """Make a noise index: the new image of each training caption.
 
     Args:
         data: Folder of the data set, or "shapes".
@@ -111,7 +111,7 @@ def data_make(
 
 
 def data_get(name: Positional[str], folder: Positional[OrNone[Path]] = None, *, json: bool = False) -> int:
-    """List the files of a published data set and where people get them, or check a folder against that list.
+    """List the files of a published data set and their sources, or check a folder against this list.
 
     Args:
         name: flickr30k, coco or cc152k; shapes is built in.

@@ -52,7 +52,7 @@ def completion_script(shell: str, options: Mapping[str, Sequence[str]]) -> str:
 
     Args:
         shell: bash or zsh.
-        options: Of each command, such as "data check".
+        options: Options of each command, such as "data check".
     """
     from mispair.support.html import environment
 

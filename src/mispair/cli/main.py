@@ -33,7 +33,7 @@ from mispair.support.memory import is_out_of_memory, out_of_memory
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
-    """See in a minute what 40 % mismatched pairs do to a training, and what an audit does about it; writes a page.
+    """Show in a minute the effect of 40 % mismatched pairs and of an audit on a training, as a web page.
 
     Args:
         out: Folder for the page, the audit and the models.
@@ -79,7 +79,7 @@ def methods(*, json: bool = False) -> int:
 
 
 def encoders(*, json: bool = False) -> int:
-    """List the encoders of images and captions: size, licence, speed here, and what each tells apart.
+    """List the encoders of images and captions: size, licence, speed on this machine, and AUROC.
 
     Args:
         json: Print the list as JSON.
@@ -98,7 +98,7 @@ def encoders(*, json: bool = False) -> int:
         found.add_row(row["name"], row["side"], f"{row['megabytes']}", row["licence"], speed, *seen)
     print_table(found)
     say("AUROC: of audits of 1,000 COCO photos, with the usual encoder of the other side; captions were exchanged at")
-    say("random or between look-alikes (near). Differences below .02 say little.")
+    say("random or between look-alikes (near). Differences below .02 are not significant.")
     for install in dict.fromkeys(row["install"] for row in rows if not row["installed"]):
         say(f"To install them all: {install}")
     say("Profiles (`--encoder NAME`):")

@@ -39,7 +39,7 @@ class TrainArguments:
     """Run folder: settings, log, checkpoints and the best model."""
     source: Positional[OrNone[Path]] = None
     """Images and captions, or whatever else `mispair audit` reads: encoded, audited, and trained with mend.
-    Or what it has written: the pairs as the decisions of a review leave them."""
+    Or the folder of an audit: its pairs with the decisions of a review."""
     recipe: str | None = None
     """TOML file with settings, or the name of one that comes with mispair; flags win over it."""
     json: bool = False
@@ -142,10 +142,10 @@ def evaluate(
     Args:
         run: Run folder, or a saved .safetensors file.
         other: Another one, to average the similarities of both (SGRAF: one run with --model sgr, one with saf).
-        data: Data set; the one it was trained on when not given.
+        data: Data set; by default the training data of the model.
         split: Split to test on.
         captions_per_image: Captions per image of --data, if its files leave it open.
-        folds: Also average over so many slices of the images (COCO 1K: --split testall --folds 5).
+        folds: Also average over this number of slices of the images (COCO 1K: --split testall --folds 5).
         device: auto, cpu, cuda or mps.
         json: Print the result as JSON.
     """
@@ -207,11 +207,11 @@ def search(
     Args:
         run: Run folder, or a saved .safetensors file.
         query: A text: finds images.
-        image: An image: finds texts. Of the data set by its path or the end of it, name or row number; or any file, for
-            a model that was trained from images.
+        image: An image: finds texts. Its path or the end of it, its name or row number in the data set; any file, if
+            the model was trained from images.
         images: Folder of images to search instead of the data set.
-        top: How many to show.
-        data: Data set to search; the one it was trained on when not given.
+        top: Number of results.
+        data: Data set to search; by default the training data of the model.
         split: Split to search; test by default, and all of them for a model that was trained from images.
         captions_per_image: Captions per image of --data, if its files leave it open.
         device: auto, cpu, cuda or mps.
@@ -269,7 +269,7 @@ def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_ima
     if unknown := mostly_unknown(pairs.right):
         say(
             f"Note: {percent(unknown)} of the words of {pairs.name} are not in the model's vocabulary, so its scores "
-            "for these captions mean next to nothing.",
+            "for these captions are nearly random.",
             file=sys.stderr,
         )
     return pairs

@@ -41,7 +41,7 @@ def review(
         port: Port of the page.
         images: Folder of the images, if they have been moved since the audit.
         host: Address to listen at, 0.0.0.0 for all of this machine; unless it is 127.0.0.1, the page asks for a token.
-        reviewer: Name beside the decisions; that of the user by default.
+        reviewer: Name beside the decisions; by default the name of the user.
         export_decisions: Write all decisions to this CSV, and end.
         import_decisions: Add the decisions of this CSV, or of what Label Studio or Argilla has exported, and end.
         open: Open the page in a browser.
@@ -99,7 +99,7 @@ def annotate(
     images: OrNone[Path] = None,
     yes: bool = False,
 ) -> int:
-    """Ask a model about drawn pairs of an audit, so that the noise rate takes fewer decisions of people.
+    """Ask a model about drawn pairs of an audit, to estimate the noise rate with fewer decisions of people.
 
     Prints what will be sent where, the number of calls and the price, and asks before it begins. The same command again
     goes on where it was stopped.
@@ -112,9 +112,9 @@ def annotate(
         prompt: The question; by default whether the caption describes the image, yes or no.
         key_variable: Environment variable with the key of the API; MISPAIR_API_KEY by default, if there is one.
         half_width: Stop when the 95 % interval of the noise rate is this wide to either side; 0.015 are 1.5 points.
-        price_per_call: In any currency; retries are counted, too.
-        limit: Most money for this review, with that of earlier runs.
-        calls: Make so many calls, with those of earlier runs of this model; by default as many as pay off.
+        price_per_call: Price of a call in any currency; retries count as well.
+        limit: Highest cost of this review, earlier runs included.
+        calls: Number of calls, earlier runs of this model included; by default as many as pay off.
         rate: Most calls a minute.
         workers: Calls at a time.
         timeout: Seconds without an answer.
@@ -172,13 +172,13 @@ def export(
     device: str = "auto",
     json: bool = False,
 ) -> int:
-    """Write an audited data set as it is after the decisions, in the layout it came in.
+    """Write an audited data set with your decisions, in the layout of the input.
 
     Args:
         out: Folder that an audit has written.
-        to: Folder for the data set, with a manifest of what became of each pair.
-        policy: Pairs that nobody has decided on: flagged leaves out the flagged and unreadable ones, decided keeps all.
-        mend: Give flagged pairs their better partners where these are sure enough.
+        to: Folder for the data set, with a manifest that lists what happened to each pair.
+        policy: Pairs without a decision: flagged leaves out the flagged and unreadable ones, decided keeps all.
+        mend: Give flagged pairs a better partner, if its probability is at least 0.9.
         overwrite: Replace an earlier copy in the folder.
         images: Folder of the images, if they have been moved since the audit.
         device: auto, cpu, cuda, cuda:1, mps.
@@ -192,7 +192,7 @@ def export(
     else:
         say(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(done.counts.items()))}.")
         if mend and done.counts.get("dropped") and not done.counts.get("re-paired"):
-            say(f"No better partner of a flagged pair is sure enough for --mend; decide with: mispair review {out}")
+            say(f"No better partner reaches the probability that --mend needs; decide with: mispair review {out}")
     return 0
 
 

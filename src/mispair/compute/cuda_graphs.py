@@ -75,9 +75,10 @@ class CudaGraphStep(Generic[T]):
         graph, stream, random_state = torch.cuda.CUDAGraph(), _stream(device), torch.cuda.get_rng_state(device)
         torch.cuda.synchronize(device)
         try:
-            # What runs on this stream is recorded, so it is one of the GPU of the inputs, whichever is the current one.
+            # This stream is recorded, so it must be on the GPU of the inputs, even if another GPU is the current one.
             # That is entered first, for `graph` stays on it where recording fails.
-            # Other threads may load batches meanwhile, so only this one is checked for what cannot be recorded.
+            # Other threads may load batches meanwhile, so only this thread is checked for operations that cannot be
+            # recorded.
             with (
                 torch.cuda.stream(stream),
                 torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),

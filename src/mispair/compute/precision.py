@@ -20,5 +20,5 @@ def working_dtype(x: Tensor) -> torch.dtype:
 
 
 def working(x: Tensor) -> Tensor:
-    """In the precision of the matrix products: wide tensors are moved in it, not in float32."""
+    """Cast to the precision of the matrix products, to move wide tensors in it instead of float32."""
     return x.to(working_dtype(x))

@@ -1,4 +1,4 @@
-"""Cache encodings by content: no item is encoded twice, whatever its file, data set or output.
+"""Cache encodings by content: no item is encoded twice, even in another file, data set or output.
 
     CACHE/efficientnet-lite0-1280/NAME.npy        float16 (n, width)
     CACHE/efficientnet-lite0-1280/NAME.keys.npy   hashes of the n items, written last
@@ -38,7 +38,7 @@ FETCHED = "fetched"  # folder inside the cache, for copies of files at URLs
 
 
 def cache_folder(given: Path | None = None) -> Path:
-    """Return the given folder, else that of the variable MISPAIR_CACHE, else that of the user."""
+    """Return the given folder, else the folder in MISPAIR_CACHE, else the cache folder of the user."""
     named = given or os.environ.get("MISPAIR_CACHE")
     return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
 

@@ -95,7 +95,7 @@ class EncodedItems:
         cells: Encodings of the items.
         item: (N,) number of the item of each pair.
         known: Which encodings were in the cache, by item.
-        problems: Why there is no encoding, by row.
+        problems: Reasons for missing encodings, by row.
     """
 
     rows: IntArray
@@ -121,7 +121,7 @@ class EncodedPairs:
     kept: int = 0  # rows that were in the cache
 
     def sides(self, name: str) -> tuple[SideRows, SideRows]:
-        """Both sides; the vectors of several encoders are views."""
+        """The vectors of both sides; several encoders give several views."""
         left, right = (join_views([SideRows.of([view]) for view in side], name) for side in (self.left, self.right))
         return left, right
 
@@ -274,7 +274,7 @@ class _Item:
         places: Its numbers among the items of the side.
         key: Its key in the caches.
         prepared: Input of each encoder; None if the encoding is in its cache.
-        problem: Why it cannot be encoded.
+        problem: Reason, if the item cannot be encoded.
     """
 
     places: list[int]
@@ -347,7 +347,7 @@ class _Side:
 
 
 def _images(pairs: Source, rows: list[int], side: _Side, pool: ThreadPoolExecutor) -> Iterator[list[_Item]]:
-    """Load the images of some rows; threads read the next batch while the last one is encoded."""
+    """Load the images of some rows; threads read the next batch during the encoding."""
 
     def load(place: int) -> _Item:
         row = rows[place]
@@ -416,7 +416,7 @@ def _write_metadata(
         paths = [name if file is None else os.path.abspath(file) for name, file in zip(paths, files, strict=True)]
     columns = {
         "id": pairs.ids(rows),
-        # File names may hold bytes that are no text.
+        # File names may hold bytes that are not text.
         "image_path": [path.encode("utf-8", "replace").decode("utf-8") for path in paths],
         "caption": pairs.texts(rows),
         "status": [problems.get(row, OK) for row in rows.tolist()],

@@ -523,7 +523,7 @@ def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
     """Load an image encoder.
 
     Raises:
-        ConfigError: There is none of this name, or a package or its weights are missing.
+        ConfigError: No encoder has this name, or a package or its weights are missing.
     """
     return cast(MapEncoder, _encoder("image", name, device))
 
@@ -532,7 +532,7 @@ def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
     """Load a text encoder.
 
     Raises:
-        ConfigError: There is none of this name, or a package or its weights are missing.
+        ConfigError: No encoder has this name, or a package or its weights are missing.
     """
     return cast(TextEncoder, _encoder("text", name, device))
 

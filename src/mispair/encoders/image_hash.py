@@ -18,7 +18,7 @@ _DIFFERENT = 2  # grey levels; smaller differences are noise
 class DifferenceHash:
     """Encode an image as 128 bits in 16 bytes: whether the grey level rises to the next cell, along and down.
 
-    The hash is zero, so there is none, if fewer than half of the neighbours differ by more than 2 grey levels.
+    The hash is zero (no hash) if fewer than half of the neighbours differ by more than 2 grey levels.
     Otherwise all drawings and products on white would look alike.
     """
 

@@ -20,9 +20,9 @@ class FileOptions:
     """Options to read and encode images and captions."""
 
     images: OrNone[Path] = None
-    """Folder of the image paths; by default that of the source."""
+    """Folder of the image paths; by default the folder of the source."""
     allow_outside: bool = False
-    """Also read images outside that folder; they can get into the report."""
+    """Also read images outside that folder; the report may then contain them."""
     image_column: OrNone[str] = None
     """Column of images, if its name is unusual; its number in a table without a header."""
     caption_column: OrNone[str] = None
@@ -39,7 +39,7 @@ class FileOptions:
     """Encoder of the captions: all-minilm-l6-v2, use-multilingual, transformers:NAME_OR_FOLDER, or
     open_clip:MODEL/WEIGHTS; several as A+B."""
     cache: OrNone[Path] = None
-    """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
+    """Folder of encodings; by default MISPAIR_CACHE, or the cache folder of the user."""
 
     def __post_init__(self) -> None:
         if self.encoder is None:

@@ -67,7 +67,7 @@ def choose(name: str) -> Chosen:
     """Choose the encoders of both sides, by a profile or by one encoder; load and download nothing.
 
     Raises:
-        UnknownNameError: There is no such profile.
+        UnknownNameError: The profile does not exist.
         MissingPackageError: The profile is `clip`, and its weights are missing.
     """
     if ":" in name:

@@ -66,11 +66,11 @@ def encode_regions(
         pca: Numbers a cell, by the principal components of the training images; or a known projection.
         splits: Images for training, validation and testing.
         overwrite: Start over in a folder that was made from something else.
-        console: Where to show progress.
+        console: Console for progress.
 
     Raises:
         ConfigError: The projection does not fit the encoder.
-        DataError: The folder holds something else or cannot be written, or no image can be read.
+        DataError: The folder holds other files or cannot be written, or no image can be read.
     """
     rule = splits or SplitRule()
     _check_projection(pca, encoder)

@@ -1,7 +1,7 @@
 """Contrastive losses on a matrix of bounded scores t, and distillation from several networks.
 
 Rows are left items (images), columns right items (captions), and the positives stand on the diagonal. `mask` is true
-where row and column must not be taken for each other's negatives; the diagonal is a positive whatever it says.
+where row and column must not be taken for each other's negatives; the diagonal is always positive.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def probability(score: FloatArray) -> FloatArray:
-    """From log odds to the probability."""
+    """Convert log odds to a probability."""
     return np.asarray(1 / (1 + np.exp(-np.clip(score, -60, 60))))
 
 
@@ -55,7 +55,7 @@ def newton(
         start: Where to begin.
         loss: The function.
         derivatives: Its gradient and its matrix of second derivatives.
-        steps: At most so many.
+        steps: Highest number of iterations.
     """
     beta, best = start, loss(start)
     for _ in range(steps):

@@ -77,7 +77,7 @@ def hard_losses(S: Tensor, margin: float | Tensor, negatives: int = 1, mask: Ten
 
 
 def negatives_at(step: int, start: int, end: int, steps: int) -> int:
-    """How many of the hardest negatives count at `step`: from `start` to `end` in `steps`, by equal factors.
+    """Number of hardest negatives at `step`: from `start` to `end` in `steps`, by equal factors.
 
     >>> [negatives_at(step, 48, 4, 300) for step in (0, 100, 200, 300, 1000)]
     [48, 21, 9, 4, 4]
@@ -106,12 +106,12 @@ def meta_margin(scores: Tensor, margin: float = 0.2) -> Tensor:
 
 
 def pair_quality(S: Tensor, margin: float = 0.2, mask: Tensor | None = None) -> Tensor:
-    """How well each pair stands out in its batch: the margin less half its loss, (B,) in [0, margin] (NCR, BiCro)."""
+    """Score of each pair in its batch: the margin less half its loss, (B,) in [0, margin] (NCR, BiCro)."""
     return (margin - sample_losses(S, margin, mask) / 2).clamp(0, margin)
 
 
 def best_count(pairs: int) -> int:
-    """How many of a batch's pairs are its best: a tenth and one more (NCR, BiCro)."""
+    """Number of the best pairs of a batch: a tenth and one more (NCR, BiCro)."""
     return pairs // 10 + 1
 
 

@@ -46,7 +46,7 @@ class Retrieval:
         return sum(recall for side in both for recall in (side.r1, side.r5, side.r10))
 
     def metrics(self) -> dict[str, float]:
-        """By name, for logs and tables: `i2t_r1`, ..., `t2i_mean_rank`, `rsum`."""
+        """The metrics by name, for logs and tables: `i2t_r1`, ..., `t2i_mean_rank`, `rsum`."""
         sides = (("i2t", self.left_to_right), ("t2i", self.right_to_left))
         flat = {f"{name}_{key}": value for name, side in sides for key, value in asdict(side).items()}
         return {**flat, "rsum": self.rsum}
@@ -141,7 +141,7 @@ def block_ranks(
 
 
 def _count(S: Tensor, best: Tensor, match: Tensor) -> Tensor:
-    """Wrong items not below the best right one: this way round, a NaN on either side counts against."""
+    """Count wrong items that are not below the best right one, so a NaN on either side counts against the model."""
     return ~(best > S) & ~match
 
 
@@ -158,7 +158,7 @@ def _mean(sides: Sequence[Recalls]) -> Recalls:
 
 
 def auroc(scores: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float | None:
-    """Probability of a positive scoring higher than a negative, ties counted half; None where one kind is missing.
+    """Probability of a positive scoring higher than a negative, ties counted half; None if one kind is missing.
 
     >>> auroc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([True, True, False, False]))
     0.875

@@ -1,6 +1,6 @@
 """Rank correlation against a bank of trusted pairs, and the soft labels made of it (Eq. 3-6 of the REPAIR paper).
 
-If a pair matches, then whatever its left item is close to should have partners that its right item is close to. The
+If a pair matches, the pairs near its left item should also be near its right item. The
 ranks of the distances to the bank say how true that is, without any common space.
 """
 
@@ -17,7 +17,7 @@ BOTTOM = 0.01  # share of the pairs that mu is the mean of (below Eq. 6)
 def ranks(values: Tensor) -> Tensor:
     """Rank of each element in its row: how many are not greater (Eq. 4). Equal ones share the highest rank.
 
-    By one sort a row, never by comparing all with all.
+    Each row is sorted once; no element is compared with all others.
 
     >>> ranks(torch.tensor([[0.3, 0.1, 0.3, 0.9]]))
     tensor([[3., 1., 3., 4.]])
@@ -27,7 +27,7 @@ def ranks(values: Tensor) -> Tensor:
     last_of_equals = torch.ones_like(order, dtype=torch.bool)
     last_of_equals[..., :-1] = ordered[..., :-1] != ordered[..., 1:]
     position = torch.arange(1, size + 1, device=values.device)
-    # From behind, the smallest position seen so far that ends a run of equals is the end of one's own run.
+    # Scanning backwards, the smallest end of a run seen so far is the end of the element's own run.
     shared = torch.where(last_of_equals, position, size).flip(-1).cummin(dim=-1).values.flip(-1)
     return torch.empty_like(values, dtype=torch.float32).scatter_(-1, order, shared.to(torch.float32))
 
@@ -81,7 +81,7 @@ def bank_correlation(
 def distances(items: Tensor, bank: Tensor) -> Tensor:
     """Squared Euclidean distance (Eq. 3) of each item to each of the bank, (n, M), less a constant of the item.
 
-    Its ranks are those of the distance itself, and only these matter. Both sides are centred first, because a common
+    It has the same ranks as the distance itself, and only ranks matter. Both sides are centred first, because a common
     offset would leave few digits for the differences.
     """
     centre = bank.float().mean(dim=0)

@@ -88,7 +88,7 @@ class Method(ABC):
     """Base class of all methods. Adding one: see CONTRIBUTING.md.
 
     Attributes:
-        networks: How many networks the method needs. One-network methods may train more to average them.
+        networks: Number of networks of the method. One-network methods may train more to average them.
         audits: Whether the pairs are audited first even where the settings do not ask for it.
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
@@ -96,7 +96,7 @@ class Method(ABC):
         settings: Classes of the settings that are its own, each made by `mispair.config.validated`.
         ignores: Names of other settings that have no effect on it.
         schedule: Its usual schedule.
-        alike: Whether its networks are of one kind, so that tables average them; else the first one counts.
+        alike: Whether tables average its networks, because they are of one kind; else the first one counts.
         teams: Into how many teams several processes may be divided: with 1 all ranks share each step of each network;
             with 2 a team may train the first network while another one trains the second, which in an epoch must not
             depend on each other; with 0 there must be one process only. From 1 on, `loss` may compute gradients by
@@ -150,7 +150,7 @@ class Method(ABC):
     def begin_epoch(self, epoch: int) -> list[EpochPairs]:  # noqa: ARG002 - a hook
         """Choose the pairs of each network in main epoch `epoch` (from 0).
 
-        By default all that are not flagged, as clean ones.
+        By default all unflagged pairs, as clean ones.
         """
         return [EpochPairs(self.unflagged)] * len(self.nets)
 
@@ -201,7 +201,7 @@ class Method(ABC):
 
     @classmethod
     def noisy_from(cls, config: Config) -> int | None:  # noqa: ARG003 - a hook
-        """Return the first main epoch (from 0) with noisy pairs; None if there is none, as by default."""
+        """Return the first main epoch (from 0) with noisy pairs; None by default."""
         return None
 
     @classmethod

@@ -68,7 +68,7 @@ class CoTeaching(Method):
     def smoothed(self, losses: FloatArray) -> FloatArray:
         """Smooth losses over the epochs: a mismatched pair, memorised by now, had a high loss before.
 
-        With a joint split over both networks as well, whose mistakes differ most after the warm-up.
+        A joint split also averages over both networks, because their mistakes differ most after the warm-up.
         """
         known, memory = bool(self.mean_losses.size), np.float32(self.coteaching.split_memory)
         self.mean_losses = memory * self.mean_losses + (1 - memory) * losses if known else losses
@@ -125,7 +125,8 @@ class CoTeaching(Method):
 def combine_odds(w: FloatArray, score: FloatArray) -> FloatArray:
     """Combine the probabilities of being clean by losses, w (..., N), and by an independent audit.
 
-    Odds multiply, and the prior of both, the share of matching pairs, counts once. A network that has memorised all
+    The odds are multiplied; their common prior, the fraction of matching pairs, counts once. A network that has
+    memorised all
     pairs is sure of them all, so neither probability counts for more than `SURE`.
 
     >>> combine_odds(np.array([0.2, 0.5, 0.8]), np.array([0.8, 0.5, 0.2])).round(1)

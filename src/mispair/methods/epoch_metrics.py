@@ -48,15 +48,15 @@ class MethodReport(BaseModel):
     spread: list[float] | None = None
     """Standard deviation of the similarities in a batch."""
     auroc_loss: list[float | None] | None = None
-    """How well the losses of this epoch tell matching from mismatched pairs."""
+    """AUROC of matching against mismatched pairs, by the losses of this epoch."""
     auroc_w: list[float | None] | None = None
-    """The same of the probability w of being clean."""
+    """The same by the probability w of being clean."""
     auroc_rank: list[float | None] | None = None
-    """The same of the rank correlation (REPAIR)."""
+    """The same by the rank correlation (REPAIR)."""
     auroc_similarity: list[float | None] | None = None
-    """The same of the similarity (MSCN)."""
+    """The same by the similarity (MSCN)."""
     auroc_known: list[float | None] | None = None
-    """The same of the similarity, on the meta set (MSCN)."""
+    """The same by the similarity, on the meta set (MSCN)."""
     labels_clean: list[list[int]] | None = None
     """Histogram of the labels of matching pairs, or of those taken for clean where the truth is not known."""
     labels_noisy: list[list[int]] | None = None
@@ -86,7 +86,7 @@ class MethodReport(BaseModel):
 
 @dataclass(frozen=True)
 class Examples:
-    """Treatment of some pairs in the last epoch, one row each. None where a method has no such value."""
+    """Treatment of some pairs in the last epoch, one row each. None if a method has no such value."""
 
     pairs: IntArray  # (n,) their numbers
     w: FloatArray | None = None  # (networks, n) probability of being clean

@@ -20,7 +20,7 @@ from mispair.support.arrays import IntArray
 
 
 class Bank:
-    """At most `size` pairs, the oldest first."""
+    """The pairs, at most `size`, the oldest first."""
 
     def __init__(self, size: int, dtype: torch.dtype = torch.float16) -> None:
         self.size = size

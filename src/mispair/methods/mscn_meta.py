@@ -100,7 +100,7 @@ def meta_gradient(
 def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Tensor:
     """x' (l, r, s): rate of change of the similarity vectors when theta moves along v.
 
-    In float32 whatever autocast says: half precision rounds more than the small move makes of a difference.
+    Always in float32, also under autocast: half precision would round the small move away.
     """
     with torch.no_grad(), full_precision(next(iter(v.values()))):
         reach = length(v.values())

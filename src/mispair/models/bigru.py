@@ -15,8 +15,9 @@ from mispair.models.ragged import inside, to
 class BiGRU(nn.Module):
     """One bidirectional layer, the two directions averaged: (B, n, D) to (B, n, H), zero where padded.
 
-    The directions are two plain GRUs, the second over sequences turned round within their lengths. That equals packed
-    sequences, which cost a GPU hundreds of small copies. Both directions are computed together by `scan`, on a CPU and
+    The directions are two plain GRUs, the second over sequences turned round within their lengths. The result equals
+    packed sequences, which need hundreds of small copies on a GPU. Both directions are computed together by `scan`, on
+    a CPU and
     on a GPU with Triton; elsewhere by torch's GRU, one after the other.
     """
 

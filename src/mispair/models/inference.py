@@ -63,7 +63,7 @@ def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedS
 
 
 def _times(network: Network, loader: SideLoader) -> int:
-    """How many times larger than usual the chunks may be."""
+    """Factor for larger chunks than usual."""
     if isinstance(network, CosineNetwork):
         return LARGER
     return GPU_IMAGES if loader.device.type == "cuda" and not isinstance(loader.side, Tokens) else 1

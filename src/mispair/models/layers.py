@@ -9,7 +9,7 @@ from mispair.compute.distributed import ALONE
 
 
 class Dropout(nn.Dropout):
-    """Dropout of part of a batch as if it were the whole: all ranks draw the same numbers as one process would."""
+    """Dropout of a rank's part of a batch: all ranks together draw the same numbers as one process."""
 
     team = ALONE
 

@@ -1,7 +1,7 @@
 """Items of different lengths in one padded array, or one after the other without padding.
 
 Lengths are on the host or on the device, see `Items`. With lengths on the device nothing here waits for it, and all
-shapes are known beforehand: that is what lets a GPU record a training step once and repeat it.
+shapes are known beforehand, so a GPU can record a training step once and repeat it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def inside(lengths: Tensor, width: int, device: torch.device) -> Tensor:
 
 
 def to(tensor: Tensor, device: torch.device) -> Tensor:
-    """From the host to the device, if it is not there yet."""
+    """Move from the host to the device, if needed."""
     return tensor if tensor.device == device else send(tensor, device)
 
 
@@ -33,7 +33,7 @@ def masked_mean(local: Tensor, lengths: Tensor | None) -> Tensor:
 
 
 class Packing(NamedTuple):
-    """Where the real elements of padded (B, n) items are when they stand in a row of T, item after item."""
+    """Positions of the real elements of padded (B, n) items in a row of T, item after item."""
 
     starts: Tensor  # (B,) place in the row of each item's first element
     lengths: Tensor  # (B,)

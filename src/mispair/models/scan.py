@@ -82,8 +82,9 @@ class SCAN(Network):
     ) -> Tensor:
         """Cosine of each query with its attended context, (c, N), 0 where a vector is zero.
 
-        The products of contexts (c, m, D) and queries are `raw` (c, m, N), and `affinity` for the attention. Of the m
-        elements, `counts` (c,) are real. Queries are (N, D), or (c, N, D) where every context has its own.
+        The products of contexts (c, m, D) and queries are `raw` (c, m, N), and `affinity` for the attention. `counts`
+        (c,) is the number of real elements among the m. Queries are (N, D), or (c, N, D) where every context has its
+        own.
         """
         weights = mask_regions(self.sharpness * affinity, counts).softmax(dim=1)
         product = (weights * raw).sum(dim=1)
@@ -93,7 +94,7 @@ class SCAN(Network):
         return product / lengths
 
     def _aggregate(self, cosines: Tensor, counts: Tensor | None) -> Tensor:
-        """One similarity for each set of queries: (..., q, n), with counts (q,) real ones, to (..., q)."""
+        """One similarity for each set of queries: (..., q, n) to (..., q), over the first `counts` (q,) of each row."""
         width, device = cosines.shape[-1], cosines.device
         padded = None if counts is None else ~inside(counts, width, device)
         if self.aggregation in ("lse", "max"):

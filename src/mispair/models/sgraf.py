@@ -193,7 +193,7 @@ class SimilarityVectors(Network):
         return self._scores(graphs_reasoned(nodes, real, self.layers, self._fused(real)), real).squeeze(0)
 
     def _scores(self, nodes: Tensor, words: Packing) -> Tensor:
-        """From nodes after all layers, (l, r + T, s) or without the words, to (l, r)."""
+        """Scores (l, r) of the nodes after all layers, (l, r + T, s) or without the words."""
         vectors = self.join(nodes, words)
         with full_precision(vectors):
             score: Tensor = self.score(vectors.float()).squeeze(-1).sigmoid()
@@ -222,7 +222,7 @@ class SGR(SimilarityVectors):
 
 
 def score_layer(config: Config) -> nn.Module:
-    """From a similarity vector to its score: a linear map, or MSCN's meta network."""
+    """Layer from a similarity vector to its score: a linear map, or MSCN's meta network."""
     own = config.of(SgrafSettings)
     s, hidden = own.sim_size, own.score_hidden
     if not hidden:
@@ -313,7 +313,7 @@ def context_weights(regions: Tensor, counts: Tensor | None, affinity: Tensor) ->
 
 
 def products(regions: Tensor) -> Tensor:
-    """Of the regions of each image with each other, (l, R, R) in float32."""
+    """Products of the regions of each image with each other, (l, R, R) in float32."""
     with full_precision(regions):
         regions = regions.float()
         return regions @ regions.transpose(1, 2)
@@ -330,7 +330,7 @@ def similarity_vectors(weights: Tensor, regions: Tensor, words: Tensor, weight: 
 
 
 def pack_words(words: Tensor, lengths: Tensor | None, capacity: int | None) -> Packing:
-    """Where the words of padded (r, L, D) texts are when they stand one after the other."""
+    """Positions of the words of padded (r, L, D) texts in one row."""
     if lengths is None:
         lengths, capacity = torch.full((len(words),), words.shape[1], device=words.device), words[..., 0].numel()
     return packing(lengths, words.shape[1], words.device, capacity)
@@ -351,12 +351,12 @@ class AttentionFilter(nn.Module):
         self.gate, self.norm = xavier_linear(size, 1), BatchNorm(1)
 
     def forward(self, nodes: Tensor, words: Packing) -> Tensor:
-        """From nodes (l, r + T, s), as `GraphReasoning` has them, to (l, r, s)."""
+        """Map nodes (l, r + T, s), as in `GraphReasoning`, to (l, r, s)."""
         owner = ownership(words).T
         graphs = torch.cat([torch.eye(len(owner), device=owner.device), owner], dim=1)  # (r, r + T) 0 or 1
         real = torch.cat([words.taken.new_ones(len(owner)), words.taken]).expand(nodes.shape[:2])
         with full_precision(nodes):
-            # The normalisation would blow up what half precision has rounded.
+            # The normalisation would amplify the rounding errors of half precision.
             passed = self.norm(self.gate(nodes.float()).flatten(0, 1), real.flatten()).sigmoid().view(real.shape)
             total = passed @ graphs.T  # (l, r)
         summed = (working(passed)[:, None] * working(graphs)) @ working(nodes)

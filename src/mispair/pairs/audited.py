@@ -150,7 +150,7 @@ class AuditColumns:
 
 
 def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow.Table:
-    """The named columns of an audit's table, as far as they are there; all of a CSV file."""
+    """Read the named columns of an audit's table, if present; all columns of a CSV file."""
     file = path / TABLE if path.is_dir() else path
     if not file.exists():
         raise NotFoundError("no such file", where=file, expected=EXPECTED)

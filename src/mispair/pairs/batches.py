@@ -252,7 +252,7 @@ def _compact(items: Items, kept: np.ndarray, width: int) -> Items:
 def corrupt(items: Items, rate: float, unknown: int) -> Items:
     """Replaces each word by the id `unknown`, or each region by another one of its item, with probability `rate`.
 
-    Sizes stay as they are, so networks with weights for each region take it too. Vectors stay unchanged.
+    Sizes do not change, so networks with weights for each region can use it too. Vectors stay unchanged.
     """
     values, lengths = items.values, items.lengths
     if values.dim() == 3:

@@ -61,7 +61,7 @@ class Check:
                 self.problems.append(str(error))
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`: everything but the lines."""
+        """Convert for `--json`: everything but the lines."""
         return {name: value for name, value in vars(self).items() if name != "lines"}
 
 
@@ -168,9 +168,7 @@ def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: 
         with found.collecting():
             check_finite(features, name)
     elif not highest:
-        found.problems.append(
-            f"{name}: every value is 0, so there is nothing to learn from; compute the features again."
-        )
+        found.problems.append(f"{name}: every value is 0, so nothing can be learned; compute the features again.")
     elif highest > _HALF_MAXIMUM:
         found.problems.append(
             f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f} "

@@ -45,7 +45,7 @@ class Edits:
 
     @classmethod
     def keeping(cls, keep: Mask) -> Edits:
-        """Keep some rows as they are, and leave out the others."""
+        """Keep some rows unchanged, and leave out the others."""
         own = np.arange(len(keep))
         return cls(np.asarray(keep), own, own)
 

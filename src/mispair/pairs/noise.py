@@ -123,7 +123,7 @@ def near_noise(
 def group_noise(link: IntArray, groups: IntArray, noise_ratio: float, seed: int) -> IntArray:
     """Exchange the right items of whole groups of left items, one by one.
 
-    Groups with about the same number of pairs are coupled; what the larger one has more stays. The ratio is met to
+    Groups with about the same number of pairs are coupled; surplus pairs of the larger one stay. The ratio is met to
     within one exchange of two groups.
 
     >>> group_noise(np.arange(8) // 2, np.array([0, 0, 1, 1]), 1.0, seed=0)
@@ -262,7 +262,7 @@ def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind 
     if kind == "image":
         return image_noise(len(pairs.left), noise_ratio, seed, groups=pairs.groups)
     if isinstance(pairs.left, Tokens):
-        what = f"{kind!r} goes by the features of the left side, which holds texts in {pairs.name}"
+        what = f"{kind!r} needs features on the left side, which holds texts in {pairs.name}"
         raise ConflictError(what, where="kind", advice="Use 'caption' or 'image'.")
     features = pairs.left.features
     if kind == "near":
@@ -295,7 +295,7 @@ def add_noise(
         seed: Seed of the random choice.
         kind: caption: shuffled (NCR); image: shuffled with all captions of an image (DECL); near: exchanged between
             similar images; group: exchanged between whole groups of images.
-        file: A noise index: read where it exists (whatever `kind` and `seed` say), else made and written for next time.
+        file: Read a noise index if the file exists (`kind` and `seed` are then ignored), else make and write it.
 
     Raises:
         InvalidValueError: The ratio, the seed or the kind is invalid.
@@ -372,7 +372,7 @@ def _centred(vectors: FloatArray) -> npt.NDArray[np.float32]:
 
 
 def _first_direction(vectors: FloatArray) -> FloatArray:
-    """Where each row lies along the first principal direction, by power iteration from the row farthest out."""
+    """Coordinate of each row along the first principal direction, by power iteration from the farthest row."""
     centred = _centred(vectors)
     direction = centred[np.linalg.norm(centred, axis=1).argmax()]
     for _ in range(_ITERATIONS):

@@ -20,7 +20,7 @@ from mispair.support.files import LARGEST, replacing, size_of, unreadable
 Numbers = Literal["float", "integer", "vector"]
 LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
-# What numpy's parser of headers raises for text that is no header.
+# Errors of numpy's parser for text that is not a header.
 _DAMAGED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
 _AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
 _AGAIN = "Copy or write the file again."
@@ -94,7 +94,7 @@ class Header:
 
     @property
     def offset(self) -> int:
-        """Where the numbers begin."""
+        """Offset of the numbers in the file."""
         return len(self.start)
 
     @property
@@ -109,7 +109,7 @@ class Header:
 
 
 def read_start(path: Path, most: int) -> tuple[bytes, int]:
-    """The first bytes of a file, at most so many, and its size."""
+    """The first bytes of a file, and its size."""
     try:
         size = size_of(path)
         with path.open("rb") as file:

@@ -47,7 +47,7 @@ class Projection:
     def load(cls, path: Path) -> Projection:
         """
         Raises:
-            DataError: It is no such file.
+            DataError: It is not such a file.
         """
         try:
             with zipfile.ZipFile(regular(path)) as found:
@@ -81,7 +81,7 @@ class Origin:
 
     @classmethod
     def read(cls, folder: Path) -> Origin | None:
-        """The origin of the features in a folder; None where it is not known."""
+        """The origin of the features in a folder; None if unknown."""
         found = read_json(folder / MARK)
         request = found.get("request") if isinstance(found, dict) else None
         if not isinstance(request, dict):

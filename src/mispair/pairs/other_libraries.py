@@ -12,7 +12,7 @@ from mispair.errors import ConflictError, ShapeError
 
 
 def as_vectors(values: Any) -> Any:
-    """Lists and the tables of other libraries as numpy arrays; arrays and tensors as they are."""
+    """Convert lists and the tables of other libraries to numpy arrays; keep arrays and tensors."""
     library = type(values).__module__.partition(".")[0]
     if library == "pyarrow":
         return _arrow_vectors(values)
@@ -47,7 +47,7 @@ def _arrow_vectors(values: Any) -> Any:
 
 
 def as_table(values: Any) -> Any:
-    """A table of another library as a `pyarrow.Table`; None where it is none."""
+    """A table of another library as a `pyarrow.Table`; None for other objects."""
     library, kind = type(values).__module__.partition(".")[0], type(values).__name__
     if library == "pandas" and kind == "DataFrame":
         return pyarrow.Table.from_pandas(values, preserve_index=False)
@@ -63,7 +63,7 @@ def as_table(values: Any) -> Any:
 
 
 def as_pairs(left: Any, right: Any, ids: Any) -> Any:
-    """Image paths and captions in two lists as a `pyarrow.Table`; None where they are no texts."""
+    """Image paths and captions in two lists as a `pyarrow.Table`; None if they are not texts."""
     sides = [values.to_pylist() if hasattr(values, "to_pylist") else values for values in (left, right)]
     if not all(_are_texts(values) for values in sides):
         return None

@@ -91,8 +91,8 @@ class Pairs:
             same image stored twice). Every item is its own group by default.
         left_ids: Names of the left items for display, such as file names; empty where unknown.
         right_ids: The same for the right items, where they are not texts themselves.
-        name: Where the pairs come from, for messages.
-        origin: How the features were made from files; None where it is not known.
+        name: Source of the pairs, for messages.
+        origin: How the features were made from files; None if unknown.
         source: What the pairs were read from, row by row: ids, captions, image files. An audit reads it; images and
             captions are encoded only then, or by `mispair.fit`, and until then both sides have vectors of width 0.
     """
@@ -130,7 +130,7 @@ class Pairs:
             ids: One name a pair; by default its number.
             captions: One text a pair, for people.
             groups: One value a pair; pairs with the same one share their left item.
-            name: Where they come from, for messages.
+            name: Source of the pairs, for messages.
 
         >>> Pairs.from_arrays(np.eye(3), np.eye(3), ids=["a", "b", "c"])
         <Pairs "the given arrays": 3 pairs of vectors and vectors>
@@ -162,7 +162,7 @@ class Pairs:
         """Pairs of images and captions in a table of pandas, polars, pyarrow or datasets, or in a file.
 
         Args:
-            table: With a row for each pair: an image or its path, a caption, and perhaps an id.
+            table: One row for each pair: an image or its path, a caption, and perhaps an id.
             images: Folder that the image paths start from.
             image_column: Column of images, if its name is unusual.
             caption_column: Column of captions, likewise.
@@ -305,7 +305,7 @@ class Pairs:
 
 
 def _check_side(side: Any, where: str) -> None:
-    """Raise if a value is no side, or its features have the wrong type or number of dimensions."""
+    """Raise if a value is not a side, or its features have the wrong type or number of dimensions."""
     if not isinstance(side, Side):
         advice = "An array of embeddings goes in as mispair.Vectors(array)."
         raise ShapeError(described(side), where=where, expected="Vectors, Regions or Tokens", advice=advice)
@@ -354,7 +354,7 @@ def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
 
 
 def _some_numbers(features: FloatArray) -> FloatArray:
-    """Of each item some numbers of its first and of other regions, as all of them take minutes to read from a disk."""
+    """Some numbers of the first and of other regions of each item; reading all takes minutes from a disk."""
     rows = features if features.ndim == 2 else features[:, :: max(1, features.shape[1] // 2)]
     return rows[..., :: max(1, rows.shape[-1] // SAMPLE)]
 
@@ -398,7 +398,7 @@ def with_first_items(pairs: Pairs, most: int) -> Pairs:
 
 
 def unflagged(pairs: Pairs) -> Pairs:
-    """Without flagged pairs; all pairs if there was no audit or fewer than two are left."""
+    """Pairs without the flagged ones; all pairs if there was no audit or fewer than two are left."""
     if pairs.flagged is None:
         return pairs
     rows = np.flatnonzero(~pairs.flagged)

@@ -107,7 +107,7 @@ def fetch(url: str, folder: Path) -> Path:
 
 def version_of(url: str, states: Mapping[str, State]) -> str:
     """Return a hash of the states of all files at a URL."""
-    # Without the query: it may be a signature that is another one each time.
+    # Without the query, because it may be a signature that changes each time.
     return short_hash(json.dumps([url.partition("?")[0], sorted(states.items())]))
 
 
@@ -128,7 +128,7 @@ def find_copy(url: str, version: str, folder: Path) -> Path:
     """
     path = folder / version / name_of(url)
     if not re.fullmatch("[0-9a-f]{16}", version) or not path.exists():
-        advice = "Set MISPAIR_CACHE to the cache that has it, or repeat the command that fetched it."
+        advice = "Set MISPAIR_CACHE to the cache with the copy, or repeat the command that fetched it."
         raise NotFoundError(f"its copy is no longer in {folder}", where=url, advice=advice)
     return path
 
@@ -149,7 +149,7 @@ class Store:
         self._system, self._path = _file_system(self.url)
 
     def files(self) -> dict[str, State]:
-        """Return the states of all files by name; empty if there are none."""
+        """Return the states of all files by name."""
 
         def find() -> dict[str, dict[str, Any]]:
             info = self._info("")
@@ -226,7 +226,7 @@ class Store:
             raise WriteError("there is no such bucket", where=self.url, advice="Make it first.") from None
 
     def delete(self, name: str) -> None:
-        """Delete a file; it need not be there."""
+        """Delete a file if it exists."""
         with contextlib.suppress(NotFoundError):
             self._try(name, lambda: self._system.rm_file(self._at(name)))
 

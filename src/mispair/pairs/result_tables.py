@@ -17,7 +17,7 @@ from mispair.errors import DataError
 from mispair.support.files import replacing
 
 TABLE = "pairs.parquet"  # the table of an audit, in its folder
-# Spreadsheets compute what begins like this, unless it is a number.
+# Spreadsheets compute cells that begin like this, unless they are numbers.
 _FORMULA = r"^[=+\-@\t\r]"
 _NUMBER = r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
 # Terminals obey control characters, and marks of direction show a text in another order.
@@ -63,7 +63,7 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
 def defused(table: pyarrow.Table) -> pyarrow.Table:
     """The table for people: spreadsheets compute nothing, terminals obey nothing.
 
-    What a spreadsheet would compute gets an apostrophe in front, and control characters become U+FFFD.
+    Texts that a spreadsheet would compute get an apostrophe in front, and control characters become U+FFFD.
     """
     for place, field in enumerate(table.schema):
         if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):

@@ -52,7 +52,7 @@ class Texts:
 def from_table(table: Table) -> RowIds:
     """Names by the columns of a table.
 
-    Without a column of ids the image paths serve: as they are where they differ, else with the number of the caption
+    Without a column of ids the image paths are the ids: unchanged if all differ, else with the number of the caption
     (`a.jpg#0`, `a.jpg#1`) as Flickr8k writes them.
     """
     roles: tuple[Role, ...] = ("id", "image_path", "group", "status")
@@ -117,7 +117,7 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
 
 
 def numbers(values: Any) -> IntArray | None:
-    """Number of each value of a pyarrow array, 0, 1, ... by first appearance; None where all differ.
+    """Number of each value of a pyarrow array, 0, 1, ... by first appearance; None if all differ.
 
     An empty text is equal to no other.
 

@@ -234,7 +234,7 @@ class SideRows:
 
     @property
     def nbytes(self) -> int:
-        """Size of all vectors as they are stored."""
+        """Stored size of all vectors."""
         return len(self) * self.width * self.dtype.itemsize
 
     def scaled(self, some: IntArray) -> SideRows:

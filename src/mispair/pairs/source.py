@@ -1,4 +1,4 @@
-"""`Source`: the pairs of a data set, row by row, as they are read, encoded, audited and edited.
+"""`Source`: the pairs of a data set by row, to read, encode, audit and edit.
 
 Row i has a left and a right item: an image and a caption, or two vectors, which stay on disk. Nothing here holds all
 vectors or a Python string for every row; only the SCAN layout, whose vectors are computed from regions and words, is
@@ -90,7 +90,7 @@ class Source:
         return len(self.left) if self.is_encoded else len(self.names.ids)
 
     def _with(self, **changes: Any) -> Self:
-        """The same with other attributes, for subclasses, too."""
+        """A copy with other attributes, also for subclasses."""
         changed = copy.copy(self)
         vars(changed).update(changes)
         return changed
@@ -148,7 +148,7 @@ class Source:
 
     @property
     def groups(self) -> IntArray | None:
-        """Number of the group of each row (N,); rows with the same image share it. None where all differ."""
+        """Number of the group of each row (N,); rows with the same image share it. None if all differ."""
         return self.names.groups
 
     @property
@@ -166,7 +166,7 @@ class Source:
 
     @property
     def splits(self) -> Sequence[str] | None:
-        """The split of each row, such as train or val; None where the data set has none."""
+        """The split of each row, such as train or val; None if the data set has no splits."""
         table = self.table
         column = None if table is None else next((name for name in table.columns if name.lower() == SPLIT), None)
         if table is None or column is None:
@@ -188,7 +188,8 @@ class Source:
         return self.image_names is not None
 
     def scaled(self) -> Source:
-        """The same pairs with vectors of usual lengths: the squares of huge and of tiny numbers are no float32."""
+        """The same pairs with vectors of usual lengths: the squares of huge and tiny numbers do not fit into
+        float32."""
         some = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         left, right = self.left.scaled(some), self.right.scaled(some)
         return self if left is self.left and right is self.right else self._with(left=left, right=right)
@@ -198,7 +199,7 @@ class Source:
         return self.left.is_on(device) and self.right.is_on(device)
 
     def loaded(self, device: torch.device, workers: int) -> Source:
-        """The same pairs with all vectors on a GPU, if they take little of its memory; else as they are."""
+        """The same pairs with all vectors on a GPU, if they take little of its memory; else unchanged."""
         import torch
 
         if device.type != "cuda" or self.left.nbytes + self.right.nbytes > _LOADED * torch.cuda.mem_get_info(device)[0]:
@@ -220,11 +221,11 @@ class Source:
         )
 
     def block(self, start: int, stop: int) -> tuple[Matrix, Matrix]:
-        """Consecutive rows of both sides (n, D) and (n, E), read now; NaN and infinite values as they are."""
+        """Consecutive rows of both sides (n, D) and (n, E), read now; keeps NaN and infinite values."""
         return self.left.block(start, stop), self.right.block(start, stop)
 
     def tensors(self, rows: slice | IntArray, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Consecutive or any rows of both sides (n, D) and (n, E) on a device; NaN and infinite values as they are."""
+        """Consecutive or any rows of both sides (n, D) and (n, E) on a device; keeps NaN and infinite values."""
         return self.left.tensor(rows, device), self.right.tensor(rows, device)
 
     def gather(self, rows: Sequence[int] | IntArray) -> tuple[Matrix, Matrix]:
@@ -233,7 +234,7 @@ class Source:
         return self.left.gather(wanted), self.right.gather(wanted)
 
     def ids(self, rows: Rows = None) -> list[str]:
-        """The ids of some rows, by default of all; a missing one is empty."""
+        """The ids of some rows, by default of all; empty if missing."""
         wanted = self._numbers(rows)
         return [str(row) for row in wanted] if self.names.ids is None else Texts(self.names.ids)(wanted)
 
@@ -265,7 +266,7 @@ class Source:
 
     @property
     def image_folder(self) -> Path | None:
-        """The folder that image names start from; None if unknown, or if images are inside other files."""
+        """Folder of relative image names; None if unknown, or if images are inside other files."""
         return self.images[0] if self.images else None
 
     def image_key(self, row: int) -> Hashable:
@@ -284,7 +285,7 @@ class Source:
         return self.has_image(row) and (self.inside if path is None else path.is_file())
 
     def image_file(self, row: int) -> Path | None:
-        """The path of the image of a row; None where there is none, or it is no file of its own."""
+        """The path of the image of a row; None if missing or inside another file."""
         return None if self.inside else find_image(self.images, self.image_texts([row])[0])
 
     def read_image(self, row: int) -> bytes:
@@ -299,7 +300,7 @@ class Source:
         return read_regular(path)
 
     def image(self, row: int) -> bytes | None:
-        """The image file of a row; None where it cannot be read."""
+        """The image file of a row; None if it cannot be read."""
         try:
             return self.read_image(row)
         except OSError:
@@ -365,8 +366,8 @@ class Source:
     def fingerprint(self) -> str:
         """A hash of the data, to recognise it when work is resumed.
 
-        Without vectors: of all ids, image names and captions. With vectors: of the sizes and times of the files, and of
-        a sample of rows.
+        Without vectors it covers all ids, image names and captions. With vectors it covers the sizes and times of the
+        files, and a sample of rows.
         """
         if not self.is_encoded:
             texts = hashlib.sha256()
@@ -439,7 +440,7 @@ class ImageFiles(Source):
     """Images in files of their own, and captions.
 
     Args:
-        name: Where they come from.
+        name: Source of the pairs.
         files: The files that were read.
         records: Id, image and caption of each row; each may be empty. A missing or repeated id is made of the image's
             name and the caption's number, as in dog.jpg#0.
@@ -542,7 +543,7 @@ def find_image(places: Sequence[Path], name: str) -> Path | None:
 
 
 def is_inside(place: Path, path: Path) -> bool:
-    """Whether a path leads to something in a folder, whatever `..` and links it goes through."""
+    """Whether a path leads into a folder, also through `..` and links."""
     return path.resolve().is_relative_to(place.resolve())
 
 

@@ -63,7 +63,7 @@ class SplitRule:
 
         Args:
             first: (N,) first row with the same image.
-            names: Of the images, by first row; they alone choose the split, as far as the fractions allow.
+            names: Names of the images, by first row. Only the names choose the split, as far as the fractions allow.
             what: Data set, for messages.
         """
         images = np.unique(first)

@@ -60,7 +60,7 @@ Quoting = Literal[0, 1, 3]
 
 @dataclass(frozen=True)
 class TextFormat:
-    """How a text table is written."""
+    """Format of a text table."""
 
     encoding: str = "utf-8"
     separator: str = ","
@@ -89,7 +89,7 @@ class TablePart:
         return tuple(self.schema.names)
 
     def records(self, columns: Sequence[str] | None = None, size: int = BATCH) -> Iterator[Any]:
-        """Consecutive rows as they are stored (`pyarrow.RecordBatch`), of all columns by default."""
+        """Consecutive rows as stored (`pyarrow.RecordBatch`), of all columns by default."""
         if self.get is None:
             with _reading(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
                 yield from file.iter_batches(size, columns=None if columns is None else list(columns))
@@ -160,7 +160,7 @@ class Table:
         return tuple(part.path for part in self.parts if part.is_file)
 
     def find(self, role: Role) -> str | None:
-        """The column for this role: the named one, or one with a usual name; None if there is none."""
+        """The column for this role: the named one, or one with a usual name; None if missing."""
         return self.roles.get(role) or find_column(self.columns, role)
 
     def require(self, roles: Mapping[Role, str]) -> list[str]:
@@ -187,7 +187,7 @@ class Table:
         return pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
 
     def kind(self, column: str) -> Any:
-        """One type for the cells of a column of all files; None if there is none.
+        """One type for the cells of a column of all files; None if missing.
 
         A file whose cells are all missing has no type of its own, in the column or in a part of it.
         """
@@ -259,7 +259,7 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
 
 
 def find_column(columns: Sequence[str], role: Role) -> str | None:
-    """The column with a usual name for this role, whatever its case; None where there is none."""
+    """The column with a usual name for this role in any case; None if missing."""
     simple = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in columns]
     return next((columns[simple.index(name)] for name in USUAL_NAMES[role] if name in simple), None)
 
@@ -378,7 +378,7 @@ def _utf_16(start: bytes) -> str | None:
     """The kind of UTF-16 of a file by its start, with or without a byte order mark; None for other texts."""
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    # The names of columns are mostly ASCII, of which every other byte is zero.
+    # Column names are mostly ASCII, and in UTF-16 every other byte of ASCII is zero.
     even, odd = start[::2], start[1::2]
     for zeros, others, name in ((odd, even, "utf-16-le"), (even, odd, "utf-16-be")):
         if zeros and zeros.count(0) > len(zeros) // 2 and 0 not in others:
@@ -479,8 +479,8 @@ def _checked(
 def _detect(path: Path, style: TextFormat, named: Roles) -> tuple[TextFormat, tuple[str, ...], dict[Role, str]]:
     """The separator with the most known names in the header, then with the most cells; and those cells.
 
-    Only the header is used: captions are full of commas and semicolons. Where it has no known name, but an image file,
-    it is no header.
+    Only the header is used: captions are full of commas and semicolons. A first line without known names but with an
+    image file is not a header.
     """
     headers: dict[str, tuple[str, ...]] = {}
     refusal: _QuoteError | UnicodeError | None = None
@@ -512,7 +512,7 @@ def _detect(path: Path, style: TextFormat, named: Roles) -> tuple[TextFormat, tu
 def _without_header(path: Path, style: TextFormat) -> tuple[TextFormat, tuple[str, ...], dict[Role, str]] | None:
     """The separator, names and roles of the columns of a file without a header.
 
-    None where no separator makes rows of one length with an image file in one column.
+    None if no separator makes rows of one length with an image file in one column.
     """
     found: list[tuple[int, str, list[int], int]] = []
     for separator in SEPARATORS:

@@ -22,7 +22,7 @@ MOST_WORDS = 250  # of a text; networks read no further, because their memory gr
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
 
 # Most captions are words, commas, hyphens and a last period, where the 30 regular expressions of nltk come down to a
-# split. Whatever does not match, or holds a word that nltk cuts in two, is left to nltk, so the result is the same.
+# split. Other captions, and words that nltk cuts in two, are left to nltk, so the result is the same.
 _PLAIN = re.compile(r"(?:[a-z0-9 ]|,(?= )|-(?!-))*+(?:\. *)?")  # possessive: linear time whatever the text
 _CUT_IN_TWO = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")
 

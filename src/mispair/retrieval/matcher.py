@@ -56,7 +56,7 @@ class Matcher:
         specs: Kind and size of the left and the right side.
         networks: The trained networks; their similarities are averaged.
         models: The model of each network.
-        vocabulary: Words of the text side; None if there is none.
+        vocabulary: Words of the text side; None if missing.
         origin: Encoders of the training features, for new files; None if unknown.
         evaluations: Results of `evaluate`, by the name of the pairs.
     """
@@ -156,7 +156,7 @@ class Matcher:
         return open_index(folder, self._query_encoder(side), verify=verify, made_by=self._digest(side))
 
     def to_onnx(self, out: str | Path) -> list[Path]:
-        """Write `left.onnx` and `right.onnx` to a folder (extra `onnx`). For vse and two-tower.
+        """Write `left.onnx` and `right.onnx` to a folder (extra `onnx`). Only for vse and two-tower.
 
         The input `items` has vectors (N, D) or regions (N, n, D), as in the training. Texts are word ids (N, n),
         padded with 0, and their `lengths` (N,): `words.json` has the words by id, and a text is `<start>`, its first
@@ -242,7 +242,7 @@ class Matcher:
                 raise ValueError(f"{len(models)} models")
             there = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in tensors.values())
             if sum(weight_bytes(replace(config, model=model), left, right) for model in models) > there:
-                raise ValueError("its settings are those of larger networks")
+                raise ValueError("its settings belong to larger networks")
             networks = [build(replace(config, model=model), left, right, seed=0).to(where) for model in models]
             origin = _origin(about.get("origin"), tensors)
             for number, network in enumerate(networks):
@@ -250,7 +250,7 @@ class Matcher:
                 network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             cause = textwrap.shorten(str(error), 160, placeholder=" ...")
-            what = f"the file does not hold what a model of mispair holds ({cause})"
+            what = f"the file is not a complete mispair model ({cause})"
             raise DamagedError(what, where=file, advice="Copy it again, or train it again") from None
         return cls(config, (left, right), networks, vocabulary, where, models, origin)
 
@@ -276,7 +276,7 @@ class Matcher:
         return side
 
     def _texts(self, items: Items) -> Tokens | None:
-        """Read texts with the vocabulary of the model; None if the items are no texts."""
+        """Read texts with the vocabulary of the model; None if the items are not texts."""
         if isinstance(items, Tokens) and items.vocabulary == self.vocabulary:
             return items
         texts = items.texts if isinstance(items, Tokens) else items
@@ -295,7 +295,7 @@ def model_file(path: str | Path) -> Path:
     if file.is_file():
         return file
     if (path / "config.toml").is_file():
-        advice = "Give the same `mispair train` again and let it go on"
+        advice = "Run the same `mispair train` again to resume"
         raise NotFoundError("the run has no model yet", where=path, advice=advice)
     advice = "Give a run folder of `mispair train` or a saved .safetensors file"
     raise NotFoundError("no such file", where=file, advice=advice)
@@ -337,7 +337,7 @@ def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
 def check_is_pairs(value: Any, what: str) -> None:
     """Raise a `ShapeError` if a value is not `Pairs`."""
     if not isinstance(value, Pairs):
-        raise ShapeError(f"a value of type {type(value).__name__}", where=what, expected="Pairs, as of mispair.load")
+        raise ShapeError(f"a value of type {type(value).__name__}", where=what, expected="Pairs, as from mispair.load")
 
 
 def check_content(side: Side, what: str) -> None:
@@ -362,7 +362,7 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
     """Evaluate the mean similarities of several models: SGRAF is one SGR and one SAF.
 
     Returns:
-        As `Matcher.evaluate`, where `networks` has one entry for each model.
+        Like `Matcher.evaluate`; `networks` has one entry for each model.
     """
     if not matchers:
         raise TooFewError("there is no model to evaluate", where="evaluate_together")

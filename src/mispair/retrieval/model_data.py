@@ -23,10 +23,10 @@ def load_for(
 
     Args:
         matcher: The model.
-        split: Such as train or test.
+        split: Split, such as train or test.
         data: Data set; by default the training data of the model.
-        captions_per_image: Of `data`, if its files leave it open.
-        advice: For the error if the data of the model is unknown or gone.
+        captions_per_image: Number of captions an image, if the files do not tell.
+        advice: Advice in the error if the data of the model is unknown or missing.
 
     Raises:
         NotFoundError: The training data was in memory, or is gone.
@@ -38,13 +38,13 @@ def load_for(
             captions_per_image = config.captions_per_image
         config = replace(config, data=data, captions_per_image=captions_per_image)
     elif captions_per_image is not None:
-        what = "it belongs to `data`, which is not given; the model knows its own"
+        what = "it belongs to `data`, which is not given; by default the model uses its own training data"
         raise ConflictError(what, where="captions_per_image")
     elif config.data != SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps absolute paths
         raise NotFoundError(
             "the model was trained from Python, on pairs of this name", where=config.data, advice=advice
         )
     elif config.data != SHAPES and not Path(config.data).exists():
-        what = "the model was trained on this, and it is not there any more"
+        what = "the model was trained on this data, which is no longer there"
         raise NotFoundError(what, where=config.data, advice=advice)
     return load_split(config, split, matcher.vocabulary)

@@ -70,7 +70,7 @@ def search_pairs(
         query: A text: finds images.
         image: An image of the data set (see `find_row`) or a file: finds texts.
         top: Number of answers.
-        device: Where an encoder runs.
+        device: Device of an encoder.
     """
     if query is not None:
         text = _encoded_query(matcher, query, matcher.origin or splits[0].origin, device)
@@ -158,7 +158,7 @@ def _known_origin(matcher: Matcher) -> Origin:
     if matcher.origin is None:
         raise ConflictError(
             "the model does not know which encoder made its training features, so it cannot read new images",
-            advice="Train on what `mispair encode` wrote, or on the images themselves: mispair train photos.csv",
+            advice="Train on the output of `mispair encode`, or on the images themselves: mispair train photos.csv",
         )
     return matcher.origin
 

@@ -162,7 +162,7 @@ def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...] | None = None) 
 
 def _graph(usearch: Any, half: FloatArray) -> Any:
     graph = usearch.Index(ndim=half.shape[1], metric="ip", dtype="f16")
-    # By one thread: two that add at the same time lose one item in a thousand.
+    # Use one thread: two threads adding at the same time lose one item in a thousand.
     graph.add(np.arange(len(half)), half, threads=1)
     return graph
 
@@ -208,7 +208,7 @@ def _repair(path: Path, mark: Mark, damaged: list[str], usearch: Any | None) -> 
     if half is None or _npy_sha256(half) != mark.files[VECTORS]:
         advice = "Copy the folder again if you can, or make the index again with matcher.index(items, out=...)"
         names = " and ".join(damaged)
-        raise DamagedError(f"{names} not as they were written", where=path / damaged[0], advice=advice)
+        raise DamagedError(f"{names} changed since they were written", where=path / damaged[0], advice=advice)
     warnings.warn(f"{path / damaged[0]} is damaged; it is made again from the rest of the index.", stacklevel=4)
     with OwnedFolder(path, INDEX, mark.request) as folder:
         _write(folder, half, usearch)

@@ -110,11 +110,12 @@ class AnnotationResult:
 
     Attributes:
         forecast: What was expected.
-        kinds: How many pairs have each kind of answer.
+        kinds: Number of pairs with each kind of answer.
         unclear: The beginning of an answer that was neither yes nor no; empty if there was none.
         calls: Calls of this run.
         spent: Money for all calls of the review.
-        stopped: Why no more pairs were asked about: planned, narrow (the interval is), limit, or no gain (by the errors
+        stopped: Reason for the end of the questions: planned, narrow (the interval is), limit, or no gain (by the
+        errors
             so far more answers do not pay off).
         progress: The noise rate with these answers.
         decisions_left: Decisions of people that are missing to the wanted interval, by a new plan.
@@ -176,25 +177,25 @@ def annotate(
     pair is asked about twice.
 
     Args:
-        audit: What `mispair.audit` has returned, or a folder that `mispair audit` has written.
+        audit: The result of `mispair.audit`, or the folder of `mispair audit`.
         annotator: A function of an image (a JPEG, as bytes) and a caption that returns whether they match, or an
             `Endpoint` or `Command` of `mispair.reviewing.annotators`.
-        folder: Where an audit in memory is written; `review` by default.
+        folder: Folder for an audit in memory; `review` by default.
         images: Folder of the images, if they have been moved since the audit.
         half_width: Stop when half of the 95 % interval of the noise rate is this.
         price_per_call: In any currency.
-        limit: Most money for all calls of this review, those of earlier runs and retries included.
-        calls: Make so many calls, with those of earlier runs of this annotator; by default as many as pay off.
+        limit: Highest cost of all calls of this review, earlier runs and retries included.
+        calls: Number of calls, earlier runs of this annotator included; by default as many as pay off.
         rate: Most calls a minute.
         workers: Calls at a time.
         agree: Called with the forecast before anything is asked; nothing is if it returns False.
-        console: Where to show progress.
+        console: Console for progress.
 
     Returns:
         What was answered; None if there was no agreement.
 
     Raises:
-        DataError: There are no images or captions, or the annotator is out of order.
+        DataError: There are no images or captions, or the annotator does not work.
         ConfigError: A number is out of range, or there is a limit without a price.
     """
     budget = Budget(half_width, price_per_call, limit, calls, rate, workers)
@@ -293,7 +294,7 @@ class _Run:
         )
 
     def _reason_to_stop(self) -> str:
-        """Why no more calls are worth making; empty if they are."""
+        """Reason to stop the calls; empty to go on."""
         identity, budget = self.annotator.identity, self.budget
         progress = self.review.rate(identity)
         if progress.reaches(budget.half_width):

@@ -38,7 +38,7 @@ class NoAnswerError(Exception):
 
     Attributes:
         again: Whether another attempt may help.
-        busy: Whether the annotator did nothing, so that nothing is to pay.
+        busy: Whether the annotator did nothing, so the call is free.
         seconds: Pause that a busy annotator asks for; None if it did not say.
     """
 
@@ -51,9 +51,9 @@ class Annotator:
     """A judge of images and captions.
 
     Args:
-        name: As the page shows it.
-        identity: What tells it from others, with its prompt: it is not asked the same twice.
-        receiver: Where what is asked goes, in words.
+        name: Name on the page.
+        identity: Identifies the annotator and its prompt, so no question is asked twice.
+        receiver: Destination of the questions, in words.
     """
 
     def __init__(self, name: str, identity: Sequence[str], receiver: str) -> None:
@@ -168,7 +168,7 @@ class Command(Annotator):
     true or false), or just yes or no.
 
     Args:
-        command: As in a shell, but without one.
+        command: Arguments as in a shell, but run without a shell.
         prompt: The question.
         timeout: Seconds without an answer after which the program is ended and started again.
     """
@@ -221,8 +221,8 @@ class Function(Annotator):
     """A Python function of an image (a JPEG) and its caption, returning a match or not.
 
     Args:
-        function: Returns true, false, a text with yes or no, or None. What it raises ends the run.
-        name: Of the annotator; that of the function by default. Give another one when its answers change.
+        function: Returns true, false, a text with yes or no, or None. An exception ends the run.
+        name: Name of the annotator; by default the name of the function. Give another one when its answers change.
     """
 
     def __init__(self, function: Callable[[bytes, str], object], name: str = "") -> None:

@@ -1,7 +1,7 @@
 """Answers of annotators and their calls, beside the decisions of people.
 
-An answer is on the disk as soon as it has arrived, and a call before it is made, so that a process that is killed
-neither asks again what was answered nor forgets what it has spent.
+An answer is saved as soon as it arrives, and a call before it is made. So a killed process neither repeats answered
+questions nor loses track of the cost.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Verdict(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a pair came to be decided."""
+    """The reason why a person saw the pair."""
 
     BROWSE = "browse"  # chosen by the reviewer
     RATE = "rate"  # drawn at random with a known probability, for the noise rate

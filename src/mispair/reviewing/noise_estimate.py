@@ -53,7 +53,7 @@ NO_ANSWERS: FloatArray = np.empty(0)
 
 @dataclass(frozen=True)
 class AnnotatorErrors:
-    """How often an annotator contradicts people on drawn pairs."""
+    """Errors of an annotator, by people's decisions on drawn pairs."""
 
     matched: int  # pairs that match, by people
     false_alarms: int  # of these, how many the annotator calls mismatched
@@ -240,8 +240,8 @@ class Draw:
             half_width: Half of the wanted interval.
             mismatched: Decisions so far, as for `estimate`.
             answers: Answers so far.
-            most_calls: Pairs that the annotator may answer on, those so far included; None for any number.
-            calls: Pairs that it will answer on, whether or not that is cheapest.
+            most_calls: Pairs that the annotator may answer, earlier ones included; None for any number.
+            calls: Pairs that it will answer, even if fewer are cheaper.
         """
         odds, cells, counts = self._cells
         size, total, decided = counts.sum(axis=0), len(self.mismatch), len(mismatched)
@@ -287,7 +287,7 @@ def no_surprise(
     """An estimate with the interval of the rates at which it would not be surprising.
 
     Args:
-        count: Decisions that it rests on.
+        count: Number of decisions.
         rate: The estimate.
         at: Of a shift of the log odds, the rate and `total`^2 times the variance of the estimate if it is the true one.
         offset: The shift by the recalibrated scores.

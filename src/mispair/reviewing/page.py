@@ -44,7 +44,7 @@ class ReviewPage:
         images_gone: The folder of the images, if it is not there any more.
 
     Raises:
-        DataError: The folder is no output of an audit, or cannot be written.
+        DataError: The folder is not the output of an audit, or cannot be written.
         ConfigError: The page cannot be at this address, or a package is not installed.
     """
 
@@ -126,10 +126,10 @@ def review(
     """Open a page in your browser, on this machine, to decide on the doubtful pairs of an audit.
 
     Args:
-        audit: What `mispair.audit` has returned, or a folder that `mispair audit` has written.
-        folder: Where an audit in memory and the decisions on it are written; `review` by default.
+        audit: The result of `mispair.audit`, or the folder of `mispair audit`.
+        folder: Folder for an audit in memory and its decisions; `review` by default.
         images: Folder of the images, if they have been moved since the audit.
-        port: Of the page; by default a free one.
+        port: Port of the page; by default a free one.
         reviewer: Name beside the decisions.
         browser: Open the page in a browser.
 
@@ -137,7 +137,7 @@ def review(
         The page, with its `url` and `decisions`; `close()` ends it.
 
     Raises:
-        DataError: The folder is no output of an audit, holds another one, or cannot be written.
+        DataError: The folder is not the output of an audit, holds another audit, or cannot be written.
         ConfigError: The page cannot be at this port, or a package is not installed.
     """
     place, images = audit_folder(audit, folder, images)

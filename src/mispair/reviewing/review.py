@@ -82,7 +82,7 @@ class SuggestionView:
 
 @dataclass(frozen=True)
 class RateProgress:
-    """How far the estimate of the noise rate has come."""
+    """Progress of the estimate of the noise rate."""
 
     decided: int  # decisions on drawn pairs that count
     estimate: NoiseEstimate | None  # None with too few of them
@@ -187,7 +187,7 @@ class Review:
         return self.table.is_of({"id": pairs.id_column(0, count), "caption": pairs.item_columns(0, count)["caption"]})
 
     def image(self, row: int) -> bytes | None:
-        """The image file of a row; None if there is none, or if it lies outside the folder of the images."""
+        """The image file of a row; None if missing, or outside the folder of the images."""
         return self.data.read_image(row, self.table.read([row])[0].image) if 0 <= row < len(self.table) else None
 
     # Browsing
@@ -331,7 +331,7 @@ class Review:
     def rate(self, annotator: str | None = None) -> RateProgress:
         """The noise rate from decisions on drawn pairs, up to the first undecided one, and from answers.
 
-        The answers are those of an annotator, by default of the one that was asked last.
+        `answers` are the answers of an annotator, by default of the last one asked.
         """
         found, decided = self._decisions_in_order()
         answers, name = self.answers_in_order(annotator)

@@ -90,7 +90,7 @@ class Reviewed:
         return {self.rows[name]: one for name, one in self.decisions.items() if name in self.rows}
 
     def sentence(self) -> str:
-        """How much was decided by people."""
+        """Count the decisions, in one sentence."""
         counts = Counter(str(one.verdict) for one in self.decided.values())
         verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
         return f"{len(self.table):,} audited pairs, of which people decided on {counts.total():,}" + (
@@ -102,7 +102,7 @@ class Reviewed:
 
         Args:
             source: The audited pairs.
-            policy: What happens to pairs that nobody has decided on: `flagged` leaves out flagged and unreadable ones,
+            policy: Treatment of pairs without a decision: `flagged` leaves out flagged and unreadable ones,
                 `decided` keeps all.
             mend: Give undecided flagged pairs their surest suggested partner, where it is sure enough.
 
@@ -219,9 +219,9 @@ def export(
     images: Path | None = None,
     device: str = "auto",
 ) -> Exported:
-    """Write the audited data set as it is after the decisions, with a manifest of all pairs.
+    """Write the audited data set with the decisions, and a manifest of all pairs.
 
-    A finished export of the same audit and decisions is left as it is, unless `overwrite` is given. `policy` and `mend`
+    A finished export of the same audit and decisions is kept, unless `overwrite` is given. `policy` and `mend`
     are those of `Reviewed.plan`; `images` is the folder of the images, if they have been moved since the audit.
     """
     found = Reviewed.read(audit, images)

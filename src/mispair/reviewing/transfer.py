@@ -53,7 +53,7 @@ def read_decisions(
     They count as made now, and never for the estimate of the noise rate.
 
     Args:
-        decisions: Where they are added.
+        decisions: Decisions to add them to.
         path: A CSV with the columns id and verdict, and any others of `write_decisions`; or the JSON that Label Studio
             or Argilla exports, with the choice matched or mismatched.
         reviewer: Who decided, where the file does not say it.

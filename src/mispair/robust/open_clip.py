@@ -3,7 +3,7 @@
 loss = RobustClipLoss(robust)
 losses = loss(**model(images, texts), rows=rows, output_dict=True)
 
-Where open_clip calls the loss itself, as `CLIPTask(model, loss=loss)` does, it passes no pair numbers: set `loss.rows`
+If open_clip calls the loss itself, as in `CLIPTask(model, loss=loss)`, it passes no pair numbers: set `loss.rows`
 before each step. Their batches come from `robust.sampler`.
 """
 

@@ -67,7 +67,7 @@ class Robust:
         trained: Pairs of every epoch, in ascending order.
         partners: Other partners of flagged items; None if none are known or used.
         sampled: Number of pairs an epoch, including those with other partners.
-        seed: Of the order of the pairs.
+        seed: Seed of the order of the pairs.
     """
 
     def __init__(
@@ -96,12 +96,12 @@ class Robust:
             flag_below: Match score below which a pair is flagged; by default as the audit flags, else 0.5.
             flagged_weight: Weight of a flagged item with another partner.
             flagged_share: Largest fraction of these in a batch.
-            temperature: Of InfoNCE, if `loss` gets no `logit_scale`.
-            margin: Of the triplet loss, for a pair with match score 1.
-            negatives: Of the triplet loss: it averages over this number of hardest negatives.
+            temperature: Temperature of InfoNCE, if `loss` gets no `logit_scale`.
+            margin: Margin of the triplet loss, for a pair with match score 1.
+            negatives: Number of hardest negatives in the mean of the triplet loss.
             left_items: (N,) number of each pair's left item, if pairs share items that the scores do not name.
             right_items: (N,) the same for right items.
-            seed: Of the order of the pairs.
+            seed: Seed of the order of the pairs.
         """
         for name, value, known in (("method", method, MethodName), ("loss", loss, LossName)):
             _check(name, value, value in get_args(known), f"one of {', '.join(get_args(known))}")
@@ -186,12 +186,12 @@ class Robust:
             similarity: (B, B) cosines of each left item with each right item of the batch.
             rows: (B,) numbers of the pairs, whose own cosines stand on the diagonal.
             logit_scale: Factor of the cosines, such as a learned scale; by default 1 / temperature, and 10 for siglip.
-                The triplet loss takes the cosines as they are.
+                The triplet loss uses the cosines without a scale.
             logit_bias: Added then; by default 0, and -10 for siglip.
 
         Raises:
             ShapeError: The shapes are not (B, B) and (B,).
-            NotFoundError: There is no pair of a number in `rows`.
+            NotFoundError: A number in `rows` is not a pair number.
             NonFiniteError: A similarity or the loss is not finite; the error names the pairs.
         """
         numbers = self._numbers(similarity, rows)
@@ -216,7 +216,7 @@ class Robust:
     def end_epoch(self) -> None:
         """Begin the next epoch, with another order of the pairs and the measured weights.
 
-        With several processes all must call it: they exchange what they have measured.
+        With several processes all must call it, because they exchange their measurements.
         """
         if self.method == "repair":
             self._exchange()
@@ -230,13 +230,12 @@ class Robust:
             raise ConflictError(
                 f"{batch:,} pairs a batch of all processes",
                 where="batch_size",
-                expected=f"{self._batch:,} as in the checkpoint, which is of the middle of an epoch",
+                expected=f"{self._batch:,} as in the checkpoint, which was written within an epoch",
                 advice="Give the sampler the same size, or call end_epoch first",
             )
         if not self._position and self.step >= self.sampled // batch:
             warnings.warn(
-                "Robust: an epoch has been trained and end_epoch has not been called, so its batches come again in the "
-                "same order.",
+                "Robust: end_epoch was not called after the last epoch, so its batches come again in the same order.",
                 stacklevel=3,
             )
         self._batch = batch
@@ -269,7 +268,7 @@ class Robust:
                 them itself.
 
         Raises:
-            DamagedError: It is no state of `Robust`.
+            DamagedError: It is not a state of `Robust`.
             ChangedError: It is of another method, of other pairs, of another seed, or of the middle of a longer or
                 shorter epoch.
         """
@@ -282,7 +281,7 @@ class Robust:
         for name, own in mine.items():
             if state[name] != own:
                 what = "other pairs or match scores" if name == "pairs" else f"{name} {state[name]}, not {own}"
-                advice = "Make Robust with the arguments that it was made with"
+                advice = "Make Robust with the same arguments"
                 raise ChangedError(f"the checkpoint is of {what}", where=name, advice=advice)
         self.epoch, self.step, self._batch = int(state["epoch"]), int(state["step"]), state["batch"]
         self._weights = np.array(state["weights"].cpu().numpy(), dtype=np.float32)
@@ -316,7 +315,7 @@ class Robust:
     def _matched(self, numbers: IntArray) -> tuple[IntArray, IntArray, npt.NDArray[np.float32]]:
         """Left and right item of the batch of each pair, and its weight.
 
-        A pair is made of its own items, except a flagged one of which an item gets another partner from the batch.
+        A pair consists of its own items; an item of a flagged pair may get another partner from the batch.
         """
         lefts, rights, weights = np.arange(len(numbers)), np.arange(len(numbers)), self._weights[numbers]
         if self.partners is None:

@@ -34,7 +34,7 @@ class RobustSampler(Sampler[list[int]]):
 
         Args:
             order: Given the pairs a batch, of all processes: the first batch and the (count,) pairs of the epoch.
-            count: How many pairs an epoch has.
+            count: Number of pairs of an epoch.
             batch_size: Pairs a batch, in each process.
             rank: Number of this process; by default that of `torch.distributed`.
             world: Number of processes.

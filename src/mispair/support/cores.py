@@ -1,4 +1,4 @@
-"""The number of cores for this process, and threads that leave the others alone."""
+"""The number of cores for this process, and limits for its threads."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def checked(threads: str, where: str) -> int:
 def share_cores(threads: str | None = None) -> None:
     """Limit the threads of libraries still to be imported, and of processes still to be started.
 
-    Threads that wait for others sleep. By default they spin, so that several processes beside each other keep the cores
-    busy with nothing.
+    Threads that wait for others sleep. By default they spin, so several processes keep the cores busy without work.
     """
     if threads is not None:
         os.environ[OWN] = str(checked(threads, "threads"))

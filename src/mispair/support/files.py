@@ -35,7 +35,7 @@ def replacing(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         durable: Sync it to the disk. Without it a power cut may leave a damaged file.
 
     Raises:
-        WriteError: It cannot be written; what was at `path` before is still there.
+        WriteError: The file cannot be written; an earlier file at `path` is kept.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{writer()}.tmp")
@@ -90,7 +90,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _is_zombie(process: int) -> bool:
-    """Whether it has ended and its parent has not waited for it; in some containers nobody does."""
+    """Whether the process has ended but its parent has not waited for it, as in some containers."""
     try:
         state = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:  # not on Linux, or gone in between

@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-# What UTF-8 cannot hold, XML does not allow or a terminal obeys; and what turns the text around it to read backwards.
+# Characters that UTF-8 cannot encode, XML forbids or a terminal executes, and marks that reverse the text direction.
 FORBIDDEN = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
 )

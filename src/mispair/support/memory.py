@@ -32,7 +32,7 @@ def out_of_memory(error: BaseException) -> str:
 
 
 def available_memory() -> int | None:
-    """Bytes that this process can still allocate; None if the system does not tell."""
+    """Free memory for this process in bytes; None if unknown."""
     try:
         lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))

@@ -77,7 +77,7 @@ def damages(path: Path, written: Mapping[str, str], names: Iterable[str]) -> Ite
     for name in names:
         try:
             if name in written and sha256_of(path / name) != written[name]:
-                yield name, "the file is not as it was written"
+                yield name, "the file has changed since it was written"
         except OSError as error:
             yield name, f"the file cannot be read ({error.strerror})"
 
@@ -95,7 +95,7 @@ class OwnedFolder:
     `overwrite`, `begin` may replace the answer to another request.
 
     Raises:
-        ExistsError: On entering: the folder holds something else.
+        ExistsError: On entering: the folder holds other files.
         ChangedError: On entering: the folder holds the answer to another request.
         DamagedError: On entering: the mark cannot be read.
         InUseError: On entering: another process works in the folder.
@@ -145,7 +145,8 @@ class OwnedFolder:
         """Mark the folder as unfinished; delete files of another request."""
         with _writing(self.path):
             if not self.begun:
-                # Before the new mark, so that it never stands beside files of an older request.
+                # Delete these before the new mark is written, so the mark never stands beside files of an older
+                # request.
                 self._delete_files()
             self._write_mark(finished=False)
 
@@ -187,7 +188,7 @@ class OwnedFolder:
         if not self.overwrite and any(entry.name[0] != "." for entry in path.iterdir()):
             advice = "Give another `out`, or `overwrite` to write there nevertheless"
             raise ExistsError(f"the folder is not empty and holds no {kind.mark}", where=path, advice=advice)
-        # Without a mark these are not ours to delete.
+        # Without a mark these files may belong to others.
         names = sorted(str(file.relative_to(path)) for pattern in kind.files for file in path.glob(pattern))
         if names:
             what = f"holds {listed(names)}, but no {kind.mark}, so it is not known to be {kind.what}"

@@ -62,7 +62,7 @@ def heartbeat(console: Console, write: Writer) -> Iterator[None]:
 
 @contextmanager
 def at_work(console: Console, what: str) -> Iterator[None]:
-    """Inside, print how long `what` has taken, unless an inner heartbeat knows more."""
+    """Print the elapsed time of `what` regularly, unless an inner heartbeat prints more."""
     since = time.monotonic()
 
     def line() -> bool:
@@ -88,7 +88,7 @@ class Pace:
         return (done - self._start) / max(time.monotonic() - self._since, 1e-9)
 
     def words(self, done: float, total: float) -> str:
-        """Such as `41 a second, 1 min 50 s left`; empty before the first step."""
+        """Speed and remaining time, such as `41 a second, 1 min 50 s left`; empty before the first step."""
         rate = self.rate(done)
         if rate <= 0:
             return ""
@@ -136,7 +136,7 @@ class TrainingProgress:
         self._shown.close()
 
     def resume(self, done: int) -> None:
-        """Continues after `done` steps of an earlier process."""
+        """Continue after `done` steps of an earlier process."""
         self._bar.update(self._task, completed=done)
         self._pace.begin(done)
 

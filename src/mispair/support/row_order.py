@@ -1,4 +1,4 @@
-"""Order of the rows of pandas: mispair goes by position, whatever the index says."""
+"""Order of the rows of pandas: mispair uses the position and ignores the index."""
 
 from __future__ import annotations
 

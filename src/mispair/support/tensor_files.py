@@ -50,7 +50,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
         return tensors, None
     if about.pop(_DIGEST, None) != _digest(tensors, about):
         advice = "Copy it again, or make it again"
-        raise DamagedError("the file is damaged: it is not as it was written", where=path, advice=advice)
+        raise DamagedError("the file is damaged: its checksum is wrong", where=path, advice=advice)
     return tensors, about
 
 

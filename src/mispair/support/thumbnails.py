@@ -30,7 +30,7 @@ _QUALITIES = (80, 65, 50, 35, 20, 10)
 
 
 class Thumbnail(NamedTuple):
-    """A thumbnail, or the reason why there is none: one of the two is empty."""
+    """A thumbnail and an empty text, or no thumbnail and the reason."""
 
     uri: str
     problem: str

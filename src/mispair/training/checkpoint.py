@@ -138,7 +138,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest intact checkpoint; None if there is none."""
+    """Load the newest intact checkpoint; None if missing."""
     found = _newest(folder)
     return None if found is None else found[1]
 

@@ -46,12 +46,12 @@ def fit(
     """Train a matching model.
 
     Args:
-        pairs: What to train on.
+        pairs: Training pairs.
         dev: Pairs to choose the best epoch by; without them the last one is kept.
         out: Run folder; an interrupted run in it is continued. Without it nothing is kept on disk.
-        console: Where to show progress; nowhere by default.
-        **settings: Such as `method="repair"`, `model="sgr"`, `epochs=10`, `tau=0.2`. Those not given follow the data
-            and the device.
+        console: Console for progress; by default nothing is shown.
+        **settings: Settings such as `method="repair"`, `model="sgr"`, `epochs=10`, `tau=0.2`. Others follow
+            the data and the device.
     """
     given = {"pairs": pairs} if dev is None else {"pairs": pairs, "dev": dev}
     for name, value in given.items():
@@ -75,7 +75,7 @@ def fit(
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A finished run and its test result; tested on dev or train where there are no test pairs."""
+    """A finished run and its test result; tested on dev or train if there are no test pairs."""
 
     run: Path
     noise_ratio: float | None  # measured; None where the truth is not known
@@ -149,7 +149,7 @@ def _refuse_data_settings(settings: Mapping[str, Any]) -> None:
             how = "mismatch pairs with mispair.add_noise(pairs, noise_ratio=0.4, seed=0)"
         else:
             continue
-        raise ConflictError("fit takes pairs as they are", where=name, advice=f"Before fit, {how}.")
+        raise ConflictError("fit does not add noise", where=name, advice=f"Before fit, {how}.")
 
 
 def _train(
@@ -247,7 +247,7 @@ def _refuse_equal_items(pairs: Pairs) -> None:
             raise DataError(
                 f"all {len(side):,} items of the {name} side are the same",
                 where=pairs.name,
-                advice="Look with mispair data check what was read, and make them again.",
+                advice="Check the input with mispair data check, and make the features again.",
             )
 
 

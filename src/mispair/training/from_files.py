@@ -1,8 +1,8 @@
-"""Train from images and captions, or from a review: make the features that `mispair train --data` reads.
+"""Train from images and captions, or from a review: make the features for `mispair train --data`.
 
     RUN/audit/           the audit of all pairs, as `mispair audit` writes it; `mispair review RUN/audit` opens it
     RUN/features/        train, dev and test in the clip-retrieval layout, or with a grid in the SCAN layout
-    RUN/made_from.json   what the features depend on
+    RUN/made_from.json inputs and settings of the features
 
 All are made once; an interrupted training resumes from them. A training from a review applies the decisions and does
 not repeat the audit.
@@ -153,7 +153,7 @@ def _open(source: Path, files: Files, config: Config) -> Work | None:
 def _open_review(source: Path, files: Files, config: Config) -> Work:
     """Open audited pairs with the decisions applied.
 
-    A method that makes use of flagged pairs gets what is left unmatched as such; others train without it.
+    Methods for flagged pairs get the items without a partner as flagged; others train without them.
     """
     if files.columns:
         what = f"names of columns, but the audit {source} knows its columns"
@@ -161,8 +161,8 @@ def _open_review(source: Path, files: Files, config: Config) -> Work:
     review = Reviewed.read(source, files.images)
     if review.data.is_run:
         raise DataError(
-            f"{source}: this is an audit of the training pairs of {review.data.source}, by its networks; audit the "
-            "data itself to train on it."
+            f"{source}: this is an audit of the training pairs of {review.data.source}, by its networks. To train, "
+            "audit the data itself."
         )
     pairs = review.open(config.device)
     if pairs.is_encoded and pairs.split not in (None, "train"):

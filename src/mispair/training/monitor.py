@@ -72,7 +72,7 @@ class StepMonitor:
     def measure(self, result: StepResult, norm: Tensor) -> StepMetrics:
         """Measure a step, between its backward pass and its update."""
         loss, pairs = result.loss.detach(), len(result.S)
-        # Both are checked: the hinge has no gradient at NaN, so a NaN can hide from the norm.
+        # Both are checked, because the hinge has no gradient at NaN, so the norm can miss a NaN.
         self.non_finite.copy_(torch.maximum(self.non_finite, (~torch.isfinite(loss + norm)).to(self.non_finite.dtype)))
         logged = loss / pairs if result.logged is None else result.logged.detach() + 0 * loss  # a NaN must be seen
         metrics = {"loss": logged, "spread": spread(result.S), "grad_norm": norm, **result.metrics}

@@ -65,16 +65,16 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     ratio = splits.noise_ratio
     notes.print(f"{train.name}: {len(train):,} pairs" + (f", {ratio:.2%} of them mismatched" if ratio else ""))
     if "dev" not in others:
-        notes.print("There is no dev split, so the last epoch is kept instead of the best.")
+        notes.print("There is no dev split, so the last epoch is kept, not the best.")
     if unknown := mostly_unknown(train.right):
         notes.print(
-            f"{train.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
-            "give the vocabulary that belongs to them with --vocab."
+            f"{train.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say almost nothing. "
+            "Give their vocabulary with --vocab."
         )
     if is_embedding_folder(opening.find_folder(config.data)):
         notes.print(
-            "dev and test are the last rows of the same data as train: if pairs of it are mismatched, the best epoch "
-            "and the test results rest on mismatched pairs, too. Make folders train/, dev/ and test/, with checked "
+            "dev and test are the last rows of the training data. If these contain mismatched pairs, so do validation "
+            "and test. Make folders train/, dev/ and test/, with checked "
             "pairs in the last two."
         )
     return splits

@@ -227,7 +227,8 @@ class Trainer:
     def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
         """Make up to `most` steps of the current network, from position `first` of this epoch, and yield each.
 
-        By default all, from where it is. In the end the metrics are read: so everything has been done on the GPU, too.
+        Number of epochs; by default all remaining ones. At the end the metrics are read, so all work on the GPU is
+        finished.
         """
         cursor, number = self.cursor, self.cursor.network
         if first is not None:
@@ -495,7 +496,7 @@ class Trainer:
         groups = [told[team.first : team.first + team.size] for team in self.teams]
         if any(progress.checksum != group[0].checksum for group in groups for progress in group):
             raise MispairError(
-                "the ranks have come to different weights",
+                "the weights of the ranks differ",
                 advice="Check that all machines have the same data set and the same versions of torch and mispair.",
             )
         if len(self.teams) == 1:

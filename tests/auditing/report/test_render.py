@@ -150,13 +150,13 @@ def test_all_of_it_is_there() -> None:
         "image caption A cat on a mat No neighbour agrees.",
         "Suggested captions for this image A dog in the fog 0.32 from pair pair-8 A hound 0.87 from pair pair-9",
         "Suggested images for this caption 0.91 from pair pair-7",
-        "312 pairs have an item that occurs in another pair too",
+        "312 pairs have an item that also occurs in another pair",
         "1,202 pairs with nearly the same image pair pair-3 pair pair-4 and 1,200 more",
         "zero vector 7 not finite 5",
         "The first 2 of them",
         "pair-5 zero vector no id not finite",
-        "than to the best rivals of either. 62 % very well (0.79)",  # 0.81 is the most that is possible
-        "to trusted pairs, in the spaces they came in. 38 % hardly at all (0.51)",
+        "than to the best rival of either. 62 % very well (0.79)",  # 0.81 is the most that is possible
+        "to trusted pairs, in the original spaces. 38 % hardly at all (0.51)",
         "0.81 the most that is possible with 39 % mismatched pairs",
         "There is no joint model.",
         "mispair audit pets --out out",
@@ -424,6 +424,6 @@ def test_the_page_says_what_to_do_next() -> None:
     text = " ".join(render(replace(PAGE, summary=several)).split())
     assert "Look at <code>web</code> first: 40 % of its pairs" in text.replace("\xa0", " ").replace("&nbsp;", " ")
     assert "pairs below 0.20 are flagged" in text
-    assert "are close, but not it" in text
+    assert "are close but wrong" in text
     none = PAGE.summary.model_copy(update={"flagged": 0, "nothing_in_common": True})
     assert "row i of both sides" in render(replace(PAGE, summary=none))

@@ -1,7 +1,8 @@
 """Turn measures into match probabilities, without labels.
 
 Shuffled pairs are mismatched. So the scores of the observed pairs are a mixture: a share of them, the noise rate, is
-distributed as those of shuffled pairs, the rest are of matched pairs. That gives the noise rate, the probability that a
+distributed like the scores of shuffled pairs, the rest like scores of matched pairs. That gives the noise rate, the
+probability that a
 pair with some score matches, and the weight of each measure.
 """
 
@@ -75,7 +76,7 @@ def noise_interval(
 
     Both ends come from a count of observed scores below a quantile of the shuffled ones, by Clopper and Pearson's exact
     limits, so that the interval has a width even where nothing is found; the uncertainty of the quantile is added. They
-    differ in the quantile because of what learning may have done to the scores. Some matched pairs score low, which
+    use different quantiles, because learning can change the scores. Some matched pairs score low, which
     raises the count: the less so the lower the quantile, so the lower end is the least of two. And where hardly any
     pair matches, accidental agreement was learned from, which raises the scores of mismatched pairs. `unbiased` are
     scores of observed and of shuffled pairs without this error, perhaps weak ones; they limit the upper end.
@@ -208,7 +209,7 @@ def combine(
         trust: (n,) a first estimate of the probability that each pair matches.
         checked: (n,) decisions: 1 matched, 0 mismatched, NaN for all other pairs.
         unbiased: Scores as in `noise_interval`.
-        weak: (m,) measures whose weights need more pairs, as they are weaker as a rule.
+        weak: (m,) measures with weights that need more pairs, because they are usually weaker.
         natural: (m,) measures that order the pairs which shuffled ones are not like.
     """
     natural = np.zeros(observed.shape[1], dtype=np.bool_) if natural is None else natural
@@ -251,7 +252,7 @@ def combine(
 def _sums(measures: FloatArray, weights: FloatArray, natural: FloatArray, bend: FloatArray) -> FloatArray:
     """(n,) weighted sums of standardised measures.
 
-    Shuffled pairs show what pairs are like that have nothing to do with each other. Whether a pair is like them counts
+    Shuffled pairs have the score distribution of mismatched pairs. Whether a pair is like them counts
     fully; how far it is above them says little about how well it matches. So the log of the probability stops growing
     there, and the natural measures order the pairs.
     """
@@ -264,8 +265,8 @@ def positive_weights(
 ) -> FloatArray:
     """Weights (m,) of measures, each the better the higher; a measure with a negative weight is left out.
 
-    Measures have much in common, so that without labels a negative weight is an accident of the fit: it makes the sum
-    worse than its best ingredient.
+    Measures are correlated, so without labels a negative weight is an accident of the fit: it makes the sum worse than
+    its best measure.
     """
     weights, used = np.zeros(x.shape[1]), np.arange(x.shape[1]) if used is None else used
     while len(used):

@@ -57,9 +57,9 @@ Directions = tuple[Tensor, Tensor, Tensor, float]
 class CommonSpaceFitter:
     """Fits a space for every fold on the pairs of the other folds.
 
-    The principal directions of either side are those of all its items: which items are partners, and so which pairs are
-    mismatched, has no part in them. Only what ties the sides together is learned without the fold. Second moments add
-    up, so each pair is multiplied out once, whatever the number of folds, and all regularisations share the products.
+    The principal directions of a side use all its items and ignore the pairing, so mismatched pairs do not affect them.
+    Only the link between the two sides is learned without the fold. Second moments are
+    additive, so each pair is multiplied once for any number of folds, and all regularisations share the products.
     """
 
     def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray, widths: tuple[int, int] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Find exchanges of partners between similar items.
 
-Photos of one event, or products of one kind, are easily given each other's captions. Such a pair looks right by itself:
-it is far above a random one. But if pairs i and j were exchanged, both become more similar by exchanging them again, so
-with s the cosine in the learned space
+Photos of one event, or products of one kind, are easily given each other's captions. Such a pair looks right by itself,
+because it scores far above a random pair. But if pairs i and j were exchanged, both become more similar by exchanging
+them again, so with s the cosine in the learned space
 
     t = s(i, i) + s(j, j) - s(i, j) - s(j, i)
 
@@ -62,8 +62,9 @@ COUPLES = 512  # couples measured at a time, so that their items stay in the pro
 WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
 # The log likelihood ratio must be larger than by chance: half the 99 % quantile of chi squared with 14 degrees of
-# freedom, for the slopes and odds of all classes. And larger by this for each pair, as a logistic has lighter tails
-# than t: of COCO without noise it is -.002 among pairs of similar left or right items. Where both are similar it is up
+# freedom, for the slopes and odds of all classes. It must also grow by this for each pair, because a logistic has
+# lighter tails than t. On COCO without noise the growth is -.002 among pairs of similar left or right items. Where both
+# are similar it is up
 # to .017, so it must be larger still there, unless many pairs prove that the nearest couples have the lowest t.
 CHANCE, LEAST_GAINS, LEAST_DOUBTFUL = 15.0, np.array([0.004, 0.004, 0.008]), 0.03
 MANY = 5000  # fewer prove nothing: of 2,000 matched pairs beside 30 % random ones, both held and the gain was .018
@@ -159,7 +160,7 @@ class Evidence:
     slopes: FloatArray  # (classes,) of the log odds that a couple is not exchanged
 
     def weights(self, t: FloatArray, nearness: IntArray) -> FloatArray:
-        """(c,) odds of an exchange of each couple, apart from other couples."""
+        """(c,) odds of an exchange for each couple, ignoring other couples."""
         log_ratio = -self.slopes[nearness] * np.tanh(t / SCALE)
         return np.asarray(self.odds[nearness] * np.exp(np.clip(log_ratio, -FAR, FAR)))
 
@@ -182,7 +183,7 @@ def search_exchanges(
 ) -> tuple[npt.NDArray[np.float32] | None, list[Trial]]:
     """Search exchanges among pairs with a high match score, and make some on purpose to test the search.
 
-    Copies of a pair get what its first row gets. Too few or too many pairs are not searched.
+    Copies of a pair get the value of its first row. Too few or too many pairs are not searched.
 
     Args:
         source: The pairs.
@@ -330,7 +331,8 @@ class Trials:
             sides = (x[there], y) if by_right else (x, y[there])
             touched = np.flatnonzero(changed[graph.couples.first] | changed[graph.couples.second])
             t = graph.t.copy()
-            # These spaces have seen none of the new pairs. Those of an audit would have, and remember them as others.
+            # These spaces have not seen the new pairs. The spaces of an audit have, and remember them with other
+            # partners.
             near = graph.couples.of(touched)
             numbers = fits_without(self.fold[near.first], self.fold[near.second])
             t[touched] = lost_by_exchange(self.judge.couple_spaces, *sides, near, numbers[:, None])
@@ -395,7 +397,7 @@ def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: Couples, chosen: IntArray) -> FloatArray:
-    """(c,) t of each couple of items (n, D) and (n, E): the mean by some of the spaces, of numbers `chosen` (c, m)."""
+    """(c,) t of each couple of items (n, D) and (n, E): the mean over the spaces with numbers `chosen` (c, m)."""
     found = np.zeros(chosen.shape)
 
     def measure(number: int) -> None:
@@ -443,7 +445,7 @@ def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray, star
     """Slope of the log odds against an exchange, without an intercept.
 
     Args:
-        t: (c,) what each couple loses by an exchange.
+        t: (c,) loss of each couple by an exchange.
         kept: (c,) probability that neither pair is exchanged.
         exchanged: (c,) probability that both are, with each other; these have -t, before the exchange.
         start: A guess.

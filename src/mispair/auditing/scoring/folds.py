@@ -38,7 +38,7 @@ def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
 
 
 def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:
-    """Fold of each row; rows of one group share a fold, so that no pair is judged by itself."""
+    """Fold of each row. Rows of one group share a fold, so no pair is scored by itself."""
     return (random_keys(groups, FOLD) % np.uint64(FOLDS)).astype(np.uint8)
 
 
@@ -53,7 +53,7 @@ def fits_without(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) ->
 
 
 def sample(rows: IntArray, most: int) -> IntArray:
-    """At most so many of the rows, chosen at random, in ascending order."""
+    """A random sample of the rows, in ascending order."""
     if len(rows) <= most:
         return rows
     chosen = rows[:0]

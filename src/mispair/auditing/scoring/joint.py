@@ -6,11 +6,11 @@ Contrastive Learning" (NeurIPS 2024): the cosine s_ii of a pair, less what eithe
     s_ii - t/2 * (log mean_j exp(s_ij / t) + log mean_j exp(s_ji / t)).
 
 Items that are similar to everything lose by it, and special ones win. The paper takes the temperature t of the encoder,
-0.01, and random batches of the data. Here the others are trusted pairs, both sides are centred, and t goes with the
-spread of the cosines, because that of an unknown encoder is not known.
+0.01, and random batches of the data. Here the others are trusted pairs, both sides are centred, and t is proportional
+to the spread of the cosines, because the temperature of the encoder is unknown.
 
-This cosine ignores what both items have in common with all pairs of the data: code that looks like no answer at all
-fits no question, and shuffling does not show that. So two more measures keep the mean of each side: the plain cosine,
+This cosine ignores what both items share with all pairs of the data. For example, shuffled pairs cannot show that a
+piece of code answers no question at all. So two more measures keep the mean of each side: the plain cosine,
 and the cosine of an item with its expected partner, by a regression on the other folds.
 """
 
@@ -51,7 +51,7 @@ def temperature(left: Tensor, right: Tensor) -> Tensor:
 def normalised_cosine(
     left: Tensor, right: Tensor, other_left: Tensor, other_right: Tensor, lefts: Tensor, rights: Tensor
 ) -> Tensor:
-    """(n,) cosines of pairs, less those of their items with others.
+    """(n,) cosines of pairs, less the cosines of their items with others.
 
     Pair i has the items `lefts[i]` of (u, D) and `rights[i]` of (v, D). The others are M pairs (M, D). All items are of
     unit length.
@@ -83,7 +83,7 @@ def normalised_cosines(x: Tensor, y: Tensor, lefts: IntArray, rights: IntArray) 
 def share_a_space(left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], *groups: IntArray) -> bool:
     """Whether raw vectors (n, D) and (n, E) seem to come from encoders with a common space.
 
-    They do if they are equally wide, and the cosines of pairs are clearly above those of shuffled pairs.
+    They do if both have the same width, and pairs have clearly higher cosines than shuffled pairs.
     """
     if left.shape[1] != right.shape[1]:
         return False

@@ -100,7 +100,7 @@ class SideTransform:
 
 @dataclass(frozen=True)
 class ViewWeights:
-    """How much the views of both sides are worth, see `views`."""
+    """Weights of the views of both sides, see `views`."""
 
     # weights of the columns of the left and of the right side, (D,) and (E,); 0 for views that are left out
     sides: tuple[Tensor, Tensor]
@@ -121,7 +121,7 @@ def mean_of(vectors: Tensor) -> Tensor:
 def _main_directions(sides: list[Tensor]) -> Tensor | None:
     """Principal directions of centred vectors (n, D), (D, k); None if D is not above `WIDEST`.
 
-    Of fewer vectors than `WIDEST` there are only as many directions as vectors.
+    Fewer vectors than `WIDEST` have only as many directions as vectors.
     """
     if sides[0].shape[1] <= WIDEST:
         return None
@@ -244,9 +244,9 @@ def learn(
         right: (n, E) the same.
         fold: (n,) fold of each pair.
         groups: (n,) pairs of one group share an item, directly or through others.
-        items: (n,) left and right item of each pair; those that have the same one are no mismatched pair together.
+        items: (n,) left and right item of each pair; two pairs with a common item give no mismatched pair.
         joint: Whether both sides come from encoders with a common space; if they seem to, they are taken for such.
-        views: What the views are worth that were joined; None where each side has one.
+        views: Weights of the joined views; None if each side has one view.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         network_score: Scores any left and right items of these pairs by the networks of a run.
         numbers: (n,) rows of the pairs, ascending: `Judge.known` gives the measures of these.
@@ -327,8 +327,8 @@ class Sample:
         if min(different, len(rows)) < LEAST_GROUPS:
             raise DataError(
                 f"The {len(x):,} pairs are of {different:,} groups; expected at least {LEAST_GROUPS} of about one "
-                "size, as mismatched pairs are simulated with items of different groups. A group is what shares "
-                "an item: make them smaller, or give none."
+                "size, as mismatched pairs are simulated with items of different groups. Pairs of one group "
+                "share an item. Make the groups smaller, or give no groups."
             )
         cosines = normalised_cosines(x, y, rows, partner[rows]) if joint else None
         return cls(x, y, fold, rows, partner[rows], cosines)
@@ -370,7 +370,7 @@ def _fit_round(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray, reg
 def _regularisation(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray) -> float:
     """The regularisation with the largest distance of matched pairs from shuffled ones, in few folds.
 
-    That is smooth in the regularisation, so that the maximum may lie between those that are tried.
+    The distance is smooth in the regularisation, so the maximum may lie between the tried values.
     """
     folds = range(min(FOLDS, math.ceil(ENOUGH * FOLDS / len(sample.x))))
     fitted = fitter.fit_several(sample.weight(trust), REGULARISATIONS, [(number,) for number in folds])
@@ -500,7 +500,7 @@ class FitRound:
     def beside(self, others: tuple[FloatArray, FloatArray] | None) -> FitRound:
         """Add other scores of observed and shuffled pairs.
 
-        Both scores count as much as they are higher for observed pairs, in units of their spread over shuffled ones.
+        Each score is weighted by its mean over observed pairs, in standard deviations over shuffled pairs.
         """
         if others is None:
             return self
@@ -518,7 +518,7 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
 
     Every second row keeps its left item and gets the partner of another one of its fold with a similar left item. The
     new pair is as right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep
-    their right item. Of many rows some are enough.
+    their right item. With many rows, a sample is enough.
     """
     rows, step = np.arange(len(sample.x)), math.ceil(len(sample.x) / LOOK_ALIKES)
     found = []

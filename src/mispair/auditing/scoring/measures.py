@@ -24,16 +24,16 @@ AT_ONCE = 512  # items whose rivals are searched at a time
 GROUP = 8  # columns that are looked at together
 
 MEANINGS = {
-    "contrast": "How much closer the two are to each other than to the best rivals of either.",
-    "evidence": "How much more likely the two are as partners than as strangers, in the learned common space.",
-    "similarity": "The cosine of the two in the learned common space.",
+    "contrast": "How much closer the two items are to each other than to the best rival of either.",
+    "evidence": "How much more likely the two items are as partners than as a random pair, in the learned space.",
+    "similarity": "The cosine of the two items in the learned common space.",
     "neighbours": "Whether items like the left one have partners like the right one, and the other way round.",
-    "rank": "Rank correlation of their distances to trusted pairs, in the spaces they came in.",
-    "joint": "The cosine of the two in the space that their encoders share.",
-    "joint_contrast": "How much that cosine is above those of either item with others.",
-    "cosine": "Their plain cosine in that space.",
-    "expected": "The cosine of either with the partner that other pairs let expect.",
-    "networks": "How much better the networks of the run score the two than the best rivals of either.",
+    "rank": "Rank correlation of their distances to trusted pairs, in the original spaces.",
+    "joint": "The cosine of the two items in the space that their encoders share.",
+    "joint_contrast": "The cosine less what either item has with others.",
+    "cosine": "The plain cosine in the space of a joint encoder.",
+    "expected": "The cosine of either item with the partner predicted from other pairs.",
+    "networks": "How much higher the networks of the run score the two items than the best rival of either.",
 }
 NATURAL = ("cosine", "expected")  # what random pairs do not show; see `joint`
 WEAK = ("similarity", "neighbours", "rank")  # on all data sets that were tried; a few pairs say otherwise by accident
@@ -91,7 +91,7 @@ def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: 
 
 
 def evidence(space: CommonSpace, a: Tensor, b: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
-    """How much more likely pairs are as partners than as strangers, (n,), of items in the space, (u, k) and (v, k)."""
+    """Log density ratio of partners and random pairs, (n,), of items in the space, (u, k) and (v, k)."""
     own_left, own_right = ((space.correlation * side.square()).sum(1) for side in (a, b))
     return (a[lefts] * b[rights]).sum(1) - 0.5 * (own_left[lefts] + own_right[rights])
 
@@ -157,7 +157,7 @@ def nearest_and_ranks(near: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
-    """How close items are to the partners of their partner's neighbours, in standard deviations, (n,).
+    """Closeness of items to the partners of their partner's neighbours, in standard deviations, (n,).
 
     Pair i has the item `items[i]` with similarities `scores` (u, M) to those of the bank; `chosen` (n, c) are places of
     its partner's neighbours.

@@ -8,7 +8,7 @@ compared with this probability:
     cosine      1.000  0.999  0.995  0.990  0.985  0.980  0.950  0.900  0.500
     compared    1.000  1.000  0.997  0.983  0.958  0.922  0.623  0.244  0.000
 
-Each row of a group is a near-duplicate of some other row of it, not of all.
+Each row of a group is a near-duplicate of some other row of the group, not of all.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def find_near_duplicate_images(
         gather: As in `find_near_duplicates`.
         mean: Mean of the vectors (D,).
         leave_out: Rows outside all groups (N,).
-        device: Where the hashes are compared.
+        device: Device for the comparison of the hashes.
     """
 
     def signs_and_vectors(rows: IntArray) -> FloatArray:

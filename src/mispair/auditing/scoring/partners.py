@@ -78,8 +78,8 @@ def find_partners(
         items: Which rows share items.
         keep_left: Search right items; else left ones.
         device: Where to compute.
-        partnered: Rows whose items of the searched side have their partner in another pair.
-        excluded: (N,) rows whose items of that side are no better partner of any other.
+        partnered: Rows with an item of the searched side that has its partner in another pair.
+        excluded: (N,) rows with an item that is not a better partner of any other.
     """
     has_partner, several = match.copy(), np.zeros(len(match), dtype=np.bool_)
     has_partner[np.asarray(partnered, dtype=np.int64)] = 1
@@ -317,8 +317,8 @@ class Odds:
     def chances(self, candidates: Candidates) -> FloatArray:
         """(n, t) how probable each candidate is by Bayes' rule over the whole pool.
 
-        Items that were not tried are only known to score lower; they count as random ones with lower scores. So the
-        best of many is not believed for being the best.
+        Items that were not tried are only known to score lower; they count like random items with lower scores. So the
+        best of many candidates gets no credit for being the best.
         """
         sums = np.clip(((candidates.measures - self.centre) / self.spread) @ self.weights, -FAR, FAR)
         weight = np.exp(sums)

@@ -96,13 +96,14 @@ class Recalibration:
     def match(
         self, match: npt.NDArray[np.floating], left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]
     ) -> FloatArray:
-        """(n,) match scores by these people, from those of the audit and the centred unit vectors of the pairs."""
+        """(n,) match scores by these people, from the audit's match scores and the centred unit vectors of the
+        pairs."""
         with np.errstate(divide="ignore"):
             log_odds = np.log(match, dtype=np.float64) - np.log1p(-match, dtype=np.float64)
         return np.asarray(probability(self.log_odds(log_odds, self.by_vectors(left, right))))
 
     def log_odds(self, log_odds: FloatArray, by_vectors: npt.NDArray[np.floating]) -> FloatArray:
-        """(n,) log odds of a match to these people, from those of the audit and those by the vectors."""
+        """(n,) log odds of a match by these people, from the audit's log odds and the ones by the vectors."""
         # The order of the audit is never turned: decisions on a part of the pairs say too little for that.
         return np.asarray(max(self.slope, LEAST_SLOPE) * clipped(log_odds) + self.offset + by_vectors)
 

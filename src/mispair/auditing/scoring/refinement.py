@@ -2,8 +2,8 @@
 
 Canonical correlation asks how much partners have in common; contrast and similarity ask whether an item is closer to
 its partner than to others. So the directions are trained for a moment with the contrastive loss InfoNCE
-(van den Oord et al., 2018). Its targets are soft: items that are alike on their own side are partly right as well, as
-they are in the uni-modal soft labels of CUSA (Huang et al., 2024). Only pairs that likely match take part, and each
+(van den Oord et al., 2018). Its targets are soft: similar items of one side are partly right as well, as in the
+uni-modal soft labels of CUSA (Huang et al., 2024). Only pairs that likely match take part, and each
 fold's space is refined without that fold.
 """
 
@@ -47,7 +47,7 @@ def refined(
     trust: FloatArray,
     without: Sequence[Sequence[int]] = ONE_OUT,
 ) -> list[CommonSpace]:
-    """Refine the directions of spaces; these stay as they are if there are too few trusted pairs.
+    """Refine the directions of spaces; unchanged if there are too few trusted pairs.
 
     Each space was fitted `without` some folds of the pairs (n, D) and (n, E), and is refined without them. Every
     `FOLDS` spaces in a row have equally many directions.

@@ -83,7 +83,7 @@ def scan(
         groups: (N,) pairs of one group are in one fold.
         workers: Blocks measured at the same time.
         device: Where to compute.
-        folder: Where finished parts are kept; those that are there already are not measured again.
+        folder: Place of the finished parts; existing parts are not measured again.
         step: Called with the number of rows that were done.
     """
     rows, size = len(source), block_size(device)
@@ -133,7 +133,7 @@ def _measured(source: Source, judge: Judge, start: int, fold: npt.NDArray[np.uin
 
 
 def _loaded(folder: Path, start: int, part: Scan) -> bool:
-    """Fill a part from its file; False if there is no whole one."""
+    """Fill a part from its file; False without a complete one."""
     try:
         with np.load(_file(folder, start), allow_pickle=False) as saved:
             pairs = [(own, saved[name]) for name, own in vars(part).items()]

@@ -1,9 +1,9 @@
 """Find items in several pairs, before anything is learned.
 
-Pairs that share an item vouch for each other: a mismatched pair that occurs twice would be judged by what was learned
-from its copy. So near-duplicates of either side are found first. Pairs with the same two items count once, pairs that
+A mismatched pair that occurs twice would be scored by what was learned from its copy. So near-duplicates of either side
+are found first. Pairs with the same two items count once, pairs that
 share one item are in one fold, and an item whose partners have nothing in common (a placeholder image, a boilerplate
-caption) is learned from not at all.
+caption) is left out of the learning.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ MOST_OF_ALL = 1 / (2 * FOLDS)  # share of the pairs that one group may have, so 
 MANY = 8  # partners from which on an item may be a placeholder; captions of one image are five to seven
 LOOKED_AT, RANDOM = 64, 256  # partners of an item that are compared with each other, and with so many random ones
 COMPARED = 1 << 17  # partners that are looked at in all, those of the most shared items first
-# How often two partners of an item are more alike than one of them and a random one: 0.5 if they have nothing in
-# common. On MS-COCO with k partners: images of random captions 0.50 with a standard deviation of 0.45 / k, images whose
+# Probability of two partners of an item being more similar than one of them and a random one: 0.5 if unrelated. On
+# MS-COCO with k partners: images of random captions 0.50 with a standard deviation of 0.45 / k, images whose
 # captions name a dog 0.63, a train 0.87; captions of dogs 0.90.
 ALIKE, ALIKE_BY_ACCIDENT = 0.52, 0.55
 MOST_UNLIKE = 0.5  # share of the pairs that may be of such items, without those of the most shared one
@@ -260,7 +260,7 @@ def _joined(links: list[IntArray], distinct: IntArray, given: IntArray) -> tuple
 
     Whatever is connected becomes one group, by the first row with the same item on either side (`links`). Where that
     has more pairs than a fold can have, its items are joined one by one, the least shared first, as long as no group
-    becomes too large. `given` (N,) is the first row of what must never be split.
+    becomes too large. `given` (N,) is the first row of each group that must not be split.
     """
     rows = np.arange(len(given))
     sets = DisjointSets(rows.copy())
@@ -331,7 +331,8 @@ def _unlike_partners(
 
 
 def likeness(units: FloatArray, strangers: FloatArray) -> float:
-    """How often two of these vectors are more alike than one of them and a stranger: 0.5 for random vectors."""
+    """Probability of two of these vectors being more similar than one of them and a random vector: 0.5 for random
+    vectors."""
     within, outside = units @ units.T, np.sort(units @ strangers.T, axis=1)
     several = ~np.eye(len(units), dtype=bool)
     below = [

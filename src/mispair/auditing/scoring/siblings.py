@@ -31,7 +31,7 @@ CLOSE_BY = 10  # nearest left items of which one lends its partner
 
 @dataclass(frozen=True)
 class Siblings:
-    """How much each right item agrees with the others of its left item."""
+    """Agreement of each right item with the others of its left item."""
 
     # (N,) cosine with the mean of the siblings, weighted by their match scores; NaN without siblings
     agreement: npt.NDArray[np.float32]

@@ -135,7 +135,7 @@ def joins_of(source: Source) -> tuple[ViewJoin, ViewJoin] | None:
 
 
 def with_joins(source: Source, joins: tuple[ViewJoin, ViewJoin], *, joint: bool = False) -> Source:
-    """Join the views by known joins; raise if the views are not those of the joins."""
+    """Join the views by known joins; raise if the views do not fit the joins."""
     sides = []
     for name, side, join in zip(("left", "right"), (source.left, source.right), joins, strict=True):
         widths, expected = [view.width for view in views_of(side)], [len(mean) for mean in join.means]
@@ -255,7 +255,7 @@ class _Tried:
         return separation(self.last.observed, self.last.null)
 
     def gain(self, other: _Tried) -> float:
-        """Divide the distance of matched from shuffled pairs by that of other weights."""
+        """Divide the distance of matched from shuffled pairs by the distance with other weights."""
         likely = (self.last.trust() + other.last.trust()) / 2
         return self.last.distance(likely) / max(other.last.distance(likely), 1e-12)
 

@@ -78,7 +78,7 @@ LATEX = _environment(
 
 
 def csv_rows(results: Results, part: Part) -> list[dict[str, Any]]:
-    """One row for each training of a part, with all raw numbers by the names in CSV_HEADS; None where there is none.
+    """One row for each training of a part, with all raw numbers by the names in CSV_HEADS; None if missing.
 
     `averaged` is of the only network where `networks` is 1.
     """

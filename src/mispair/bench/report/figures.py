@@ -78,7 +78,7 @@ class ReportFigure:
         return self._saved("pdf", {"CreationDate": None, "Title": clean(self.title)})
 
     def inline_svg(self) -> Markup:
-        """For an HTML page: transparent, with CSS colours and unique ids."""
+        """Make the figure for an HTML page: transparent, with CSS colours and unique ids."""
         svg = self.svg
         svg = svg[svg.index("<svg") :].replace("<svg ", '<svg role="img" ', 1)
         svg = re.sub(r"<metadata>.*?</metadata>|<style [^>]*>.*?</style>|(?<=<g) id=\"[^\"]*\"", "", svg, flags=re.S)
@@ -121,7 +121,7 @@ def _figure(level: NoiseLevel, rows: Sequence[ResultRow], *, one_of_several: boo
 
 
 def _row_name(part: Part, label: str) -> str:
-    """With its number, where the names of two rows differ in punctuation only."""
+    """A number is added if the names of two rows differ only in punctuation."""
     labels = [row.label for row in part.rows]
     doubled = [slug(one) for one in labels].count(slug(label)) > 1
     return f"{slug(label)}-{labels.index(label) + 1}" if doubled else slug(label)
@@ -267,7 +267,7 @@ def _plot_labels(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bo
 
 
 def _plot_eta(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:  # noqa: ARG001
-    """How well the mismatched pairs are detected, by the threshold eta."""
+    """Detection of the mismatched pairs by the threshold eta."""
     (row,) = rows
     for number, name in enumerate(("accuracy", "precision", "recall")):
         values: dict[float, list[float]] = {}

@@ -40,7 +40,7 @@ class Ranking:
 
     @classmethod
     def of(cls, results: Results) -> Ranking | None:
-        """Of the first table of results, at its largest noise ratio with any result."""
+        """The best rows of the first table, at its largest noise ratio with results."""
         part = next((part for part in results.suite.parts if part.kind == "retrieval"), None)
         levels = [] if part is None else noise_levels(results, part)
         for level in sorted(levels, key=lambda level: -level.noise_ratio):
@@ -168,7 +168,7 @@ def _examples(results: Results, part: Part) -> dict[str, tuple[PairExample, ...]
 
 
 def _thumbnail(images: Path | None, name: str) -> str:
-    """An image of the data set as a data URI; empty if there is none of this name."""
+    """An image of the data set as a data URI; empty without an image of this name."""
     inside = PurePath(name)
     if images is None or not name or "\0" in name or inside.is_absolute() or ".." in inside.parts:
         return ""

@@ -69,7 +69,7 @@ class ResultRow:
 
     @property
     def mean(self) -> float:
-        """Of rSum over the seeds."""
+        """Mean rSum over the seeds."""
         return fmean(self.rsums)
 
     @property
@@ -85,7 +85,7 @@ class ResultRow:
 
     @property
     def is_averaged(self) -> bool:
-        """Whether its results are those of several networks averaged."""
+        """Whether its results are averages of several networks."""
         return all(result.networks > 1 for result in self.results.values())
 
     @property
@@ -104,7 +104,7 @@ class ResultRow:
 
     @property
     def config(self) -> Config:
-        """Of the first seed."""
+        """Settings of the first seed."""
         return next(iter(self.cells.values())).config
 
     @property
@@ -143,7 +143,7 @@ class NoiseLevel:
 
     @property
     def compared(self) -> list[ResultRow]:
-        """The ranked rows with comparable rSum: those of averaged networks, or all where there are none."""
+        """The ranked rows with comparable rSum: rows of averaged networks, or else all rows."""
         rows = [row for row in self.ranked if row.results]
         return [row for row in rows if row.is_averaged] or rows
 

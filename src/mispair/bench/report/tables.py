@@ -83,8 +83,10 @@ def _sweep_table(level: NoiseLevel) -> ReportTable:
 
 
 def _with_best(level: NoiseLevel, heads: list[str], rows: list[list[str]]) -> ReportTable:
-    """Marks the highest results as they are printed, without the oracle: rSum, and where averaged networks stand beside
-    single ones, rSum of averaged networks only, and the column that has single networks of all."""
+    """Mark the highest printed results, without the oracle.
+
+    If averaged networks stand beside single ones, rSum marks averaged networks only, and `single` compares all rows.
+    """
     compared = {"rSum": level.compared, **({"single": level.ranked} if level.is_mixed else {})}
     bold = frozenset(place for head, of in compared.items() for place in _best(level, heads.index(head), of, rows))
     return ReportTable(level.name, level.title, heads, rows, [*_paper_notes(level), *_missing_notes(level)], bold)
@@ -155,7 +157,7 @@ def _paper_table(level: NoiseLevel) -> ReportTable:
 
 
 def _paper_notes(level: NoiseLevel) -> list[str]:
-    """Where the paper's data set or network differs from ours."""
+    """Notes on differences between the paper's data set or network and ours."""
     notes = []
     if level.part.paper is not None and not level.is_papers_data:
         numbers = f"; the paper's numbers are of {paper_data(level.suite, level.part)}" if level.has_paper else ""

@@ -36,7 +36,7 @@ IGNORED = ("seed", "lr", "tau", "eta", "noise_ratio", "noise_seed")
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """How long the epochs of one phase take."""
+    """Duration of the epochs of one phase."""
 
     name: str
     epochs: int

@@ -129,17 +129,17 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Of all epochs; an interrupted one counts from its resumption."""
+        """Sum over all epochs; an interrupted epoch counts from its resumption."""
         return sum(epoch.seconds for epoch in self.validation)
 
     @property
     def networks(self) -> int:
-        """How many were tested; 0 if it failed."""
+        """Number of tested networks; 0 after a failure."""
         return sum(name.startswith("network") for name in self.test)
 
     @property
     def bank_bytes(self) -> int | None:
-        """Of the memory banks of all networks."""
+        """Size of the memory banks of all networks."""
         return None if self.method.bank_bytes is None else sum(self.method.bank_bytes)
 
     def averaged(self, *, folds: bool = False) -> dict[str, float]:
@@ -218,7 +218,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def to_json(record: Record) -> Any:
-    """Of plain values, for `--json`."""
+    """Convert to plain values, for `--json`."""
     return _RECORDS.dump_python(record, mode="json", exclude_none=True)
 
 

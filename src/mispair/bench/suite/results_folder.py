@@ -153,7 +153,7 @@ def check_noise_files(suite: Suite, cells: Sequence[Cell]) -> None:
 
 
 def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
-    """Refuse data of another size, or other noise files, than those of the records."""
+    """Refuse data with another size, or other noise files, than in the records."""
     files = {cell.config.noise_file for cell in cells}  # those of noise ratios that are not trained now may be missing
     hashes = {file: noise_hash(file) for file in files if file is None or Path(file).is_file()}
     for cell in cells:

@@ -263,7 +263,7 @@ def _validated(kind: type[T], content: dict[str, Any], file: Path, which: str = 
 
 
 def kept_as(recipe: str) -> Path:
-    """Where a results folder keeps a user's own recipe: inside it, wherever the recipe comes from.
+    """Place of a user's own recipe: a copy inside the results folder.
 
     >>> kept_as("mine.toml").as_posix(), kept_as("../mine.toml").as_posix(), kept_as("/a/mine.toml").as_posix()
     ('mine.toml', 'up/mine.toml', 'root/a/mine.toml')

@@ -45,7 +45,7 @@ def on(tensor: Tensor) -> AbstractContextManager[object]:
 
 
 def compact(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this precision and row after row, in one copy at most."""
+    """Convert to this precision and a contiguous layout, with at most one copy."""
     return tensor.to(dtype, memory_format=torch.contiguous_format).contiguous()
 
 

@@ -21,7 +21,7 @@ if HAS_TRITON:
 MOST = 128  # elements of a set: their number of comparisons grows with the square
 
 # Elements and channels at a time. All elements of a channel are with one thread, so that nothing has to pass through
-# shared memory, and with 4 at a time no more than 3 are counted in vain.
+# shared memory, and with 4 at a time at most 3 are counted in vain.
 FORWARD = {"ROWS": 4, "COLUMNS": 64, "num_warps": 1}
 BACKWARD = {"ROWS": 4, "COLUMNS": 128, "num_warps": 1}
 
@@ -47,7 +47,7 @@ def fits(x: Tensor) -> bool:
 def pool(x: Tensor, weights: Tensor, lengths: Tensor | None) -> Tensor:
     """Weighted sum of the sorted values of a set, channel by channel, the largest first.
 
-    From x (B, n, D) with `lengths` (B,) real elements to (B, D), in float32. The sorted positions have weights (B, n),
+    Pool x (B, n, D) with `lengths` (B,) real elements to (B, D), in float32. The sorted positions have weights (B, n),
     or (1, n) for all items. Equal values keep their order, which matters to the gradients alone.
     """
     if not fits(x):

@@ -22,7 +22,7 @@ MOST_SIMILARITIES = 256
 
 # One launch a row, for graphs whose nodes fill LEAST to MOST rows. Graphs of 32 rows are taken MIDDLE columns at a time
 # and larger ones LARGE, so that up to 64 rows need hardly more registers and shared memory than 16, which are the most.
-# The few with 128 rows have a launch of their own, for they do need more.
+# The few graphs with 128 rows need more, so they have a launch of their own.
 FORWARD: list[Settings] = [
     {"LEAST": 16, "MOST": 64, "MIDDLE": 128, "LARGE": 32, "num_warps": 4, "num_stages": 2, "maxnreg": 72},
     {"LEAST": 128, "MOST": 128, "MIDDLE": 128, "LARGE": 32, "num_warps": 8, "num_stages": 2},
@@ -49,7 +49,7 @@ def available(device: torch.device) -> bool:
 
 
 def fits(width: int, dtype: torch.dtype, longest: int) -> bool:
-    """Whether nodes of this width, and graphs of up to so many nodes, are for the kernels."""
+    """Whether the kernels support this width and this longest graph."""
     return longest <= MOST_ROWS.get(dtype, 0) and width <= MOST_SIMILARITIES
 
 
@@ -116,7 +116,7 @@ _attend.register_autograd(_back, setup_context=_keep)
 
 
 def _launches(nodes: Tensor, longest: int, launches: list[Settings]) -> list[Settings]:
-    """Those for graphs of up to so many nodes."""
+    """Tile sizes for graphs with at most this number of nodes."""
     rows = max(16, triton.next_power_of_2(longest))
     needed = [{**launch, "MOST": min(launch["MOST"], rows)} for launch in launches if launch["LEAST"] <= rows]
     return [sized(nodes, launch) for launch in needed]
@@ -240,7 +240,7 @@ def attend_first(
     queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor,
     longest: int,  # noqa: ARG001 (both are called alike)
 ) -> Tensor:  # fmt: skip
-    """As `attend`, but only the whole captions ask: queries and result are (l, r, s)."""
+    """Like `attend`, with queries of the whole captions only: queries and result are (l, r, s)."""
     exact: Tensor = _attend_first(compact(queries, nodes.dtype), nodes.contiguous(), starts, lengths)[0]
     return exact.to(nodes.dtype)
 

@@ -37,7 +37,7 @@ def available(device: torch.device) -> bool:
 
 
 def fits(dtype: torch.dtype, regions: int, width: int) -> bool:
-    """Whether sets of so many regions and similarity vectors of this width are for the kernels."""
+    """Whether the kernels support this number of regions and this width of similarity vectors."""
     return dtype != torch.float32 and regions <= MOST_REGIONS and width <= MOST_SIMILARITIES
 
 

@@ -133,15 +133,15 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
 
 
 def captions(pairs: Pairs) -> Sequence[str]:
-    """The texts of the right items; empty where there are none."""
+    """The texts of the right items; empty if missing."""
     return pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
 
 
 def pair_ids(pairs: Pairs) -> Any:
-    """As an audit of the folder gives them: `photo.jpg`, or `photo.jpg#0`, `photo.jpg#1` where it has several pairs.
+    """Ids as in an audit of the folder: `photo.jpg`, or `photo.jpg#0`, `photo.jpg#1` where it has several pairs.
 
     Pairs with injected noise are not those of the folder: the number of the pair follows the name of the image that it
-    has now, such as `photo.jpg#17`. None where the left items have no names.
+    has now, such as `photo.jpg#17`. None if the left items have no names.
     """
     if not pairs.left_ids:
         return None

@@ -65,7 +65,7 @@ def write_copy(
 
     Args:
         source: The audited pairs.
-        edits: What becomes of each row.
+        edits: Edits of each row.
         out: A new or empty folder, outside the data.
         overwrite: Replace an earlier copy.
         request: Stored, so that `is_copied` recognises the copy.

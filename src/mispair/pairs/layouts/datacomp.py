@@ -167,7 +167,7 @@ def _members(path: Path) -> dict[str, NpzRows]:
 
 
 def _begin(file: Any, entry: zipfile.ZipInfo) -> int:
-    """Where the content of a stored entry begins: behind its local header of 30 bytes, its name and its extra field."""
+    """Offset of the content of a stored entry: after its local header of 30 bytes, its name and its extra field."""
     place = file.tell()
     file.seek(entry.header_offset + 26)
     lengths = np.frombuffer(file.read(4), "<u2")

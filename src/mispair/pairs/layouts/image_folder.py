@@ -84,7 +84,7 @@ class TextFiles(CopiedImages):
             self._copy_images(edits, out)
 
     def _changed(self, edits: Edits) -> set[Path]:
-        """Text files that lose or get a caption; the others stay as they are, whatever their encoding."""
+        """Text files with a removed or added caption; the others are not rewritten."""
         repaired = edits.repaired
         rows = np.concatenate([np.flatnonzero(~edits.keep), repaired, edits.image_from[repaired]])
         return {self._texts[row] for row in rows.tolist()}
@@ -188,13 +188,13 @@ def _unread(texts: Collection[Path], own: int) -> str:
     several = f"{len(texts):,} text files" if len(texts) > 1 else "A text file"
     return (
         f"{several} without an image, such as {plain(min(texts).as_posix())}, {'are' if len(texts) > 1 else 'is'} not "
-        f"read: as only {own:,} have one, they seem to be something else than captions. If their images are missing, "
+        f"read: as only {own:,} have one, they do not seem to be captions. If their images are missing, "
         "put these back."
     )
 
 
 def _visible(folder: Path) -> Iterator[Path]:
-    """Paths from the folder on; names with a dot in front are notes of the operating system, even if called ._a.jpg."""
+    """Paths relative to the folder; names with a leading dot, such as ._a.jpg, are files of the operating system."""
     paths = (path.relative_to(folder) for path in folder.rglob("*"))
     return (path for path in paths if not any(part.startswith(".") for part in path.parts))
 

@@ -54,8 +54,8 @@ _LISTED = 6
 class Layout(NamedTuple):
     """A way to store images and captions."""
 
-    # Takes files, the folder they were found in (None for a single file), the folder of the images (None for the same),
-    # and columns without usual names.
+    # Arguments: files, their folder (None for a single file), the folder of the images (None for the same), and columns
+    # without usual names.
     open: Callable[[list[Path], Path | None, Path | None, Roles], Source]
     suffixes: tuple[str, ...]
     found: tuple[str, ...] = ()  # patterns that find the files in a folder; by default it may have a single file
@@ -199,7 +199,7 @@ def _recognise(path: Path) -> tuple[Layout, list[Path], Path | None]:
 
 
 def _only_table(folder: Path) -> Path | None:
-    """The one table in a folder without text files; the manifest of an export is none."""
+    """The only table in a folder without text files, except the manifest of an export."""
     files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
     tables = [path for path in files if path.suffix.lower() in _ALONE and path.name != MANIFEST]
     return tables[0] if len(tables) == 1 and not any(folder.rglob("*.txt")) else None
@@ -220,9 +220,9 @@ def load(
 
     Args:
         data: A folder in the SCAN or the clip-retrieval layout, or "shapes" for the built-in data set.
-        split: Such as train, dev or test.
+        split: Name of the split, such as train, dev or test.
         vocabulary: The words to use, or their file. By default the file beside the data, else built from the captions
-            of train and dev. Evaluation needs the one that the training used.
+            of train and dev. Evaluation needs the vocabulary of the training.
         dev_protocol: "full" keeps the first 1,000 images of `dev`; "ncr" the first 1,000 captions (200 images at five
             captions each), as the published NCR, BiCro and MSCN select their models.
         captions_per_image: Only where the files leave it open; found from the data by default.
@@ -302,7 +302,7 @@ def layout(data: str | Path) -> FeatureLayout:
 
 
 def _advice(folder: Path, entries: list[str]) -> str:
-    """How to use the content of a folder instead."""
+    """Advice to use the content of a folder instead."""
     if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
         ids = f" `ids={folder / 'ids.csv'}`" if "ids.csv" in entries else ""
         arrays = f"`left={folder / 'left.npy'}` `right={folder / 'right.npy'}`{ids}"
@@ -335,7 +335,7 @@ def recognised(folder: Path) -> FeatureLayout | None:
 
 
 def is_data_set(place: Path) -> bool:
-    """Whether training can read a place as it is."""
+    """Whether training can read a place directly."""
     return str(place) == SHAPES or (place.is_dir() and recognised(place) is not None)
 
 
@@ -373,7 +373,7 @@ def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None)
 
 
 def with_absolute_paths(config: Config) -> Config:
-    """With absolute paths, because a run must be resumable and testable from anywhere."""
+    """The paths become absolute, so a run can be resumed and tested from any folder."""
     is_folder = config.data != SHAPES and Path(config.data).is_dir()
     data = str(Path(config.data).resolve()) if is_folder else config.data
     vocab, noise = (None if path is None else str(Path(path).resolve()) for path in (config.vocab, config.noise_file))

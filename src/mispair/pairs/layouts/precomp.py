@@ -125,7 +125,7 @@ def arranged(
 def _joined(
     folder: Path, split: str, features: npt.NDArray[Any], texts: list[str], ids: Sequence[str]
 ) -> Arranged | None:
-    """By the ids of the rows in `{split}_ids.txt`; None if they are not those of the captions."""
+    """The link by the ids of the rows in `{split}_ids.txt`; None if they differ from the ids of the captions."""
     path = folder / f"{split}_ids.txt"
     image_ids = _read_lines(path) if path.exists() else []
     rows = {image: row for row, image in enumerate(image_ids)}
@@ -154,7 +154,7 @@ def arrange(
             f"{n_captions:,} captions for {rows:,} image rows",
             where=name,
             expected=f"a whole number of captions an image ({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,})",
-            advice="Look for an empty line at the end, for lost lines, or in a .tsv for an unmatched quotation mark. "
+            advice="Look for an empty line at the end, for missing lines, or in a .tsv for unmatched quotation marks. "
             "If images have different numbers of captions, put image id and caption into a _caps.tsv, and the id of "
             "each row into _ids.txt.",
         )

@@ -1,6 +1,6 @@
 """WebDataset tars: `KEY.jpg`, `KEY.txt` and `KEY.json` are a sample; with the parquet files of img2dataset beside them.
 
-Samples are never unpacked: those that stay as they are go from tar to tar byte for byte.
+Samples are never unpacked: unchanged ones are copied from tar to tar byte for byte.
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def _dotted(members: Sequence[str]) -> str:
     several = f"{len(members):,} samples have" if len(members) > 1 else "A sample has"
     return (
         f"{several} no image, but members such as {plain(members[0])}: the name of a sample ends at its first dot, as "
-        "in WebDataset, so that files whose names have more dots are taken for one sample. Rename them."
+        "in WebDataset, so files with more dots may become one sample. Rename them."
     )
 
 
@@ -322,7 +322,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _parsed(content: bytes | None) -> Entry | None:
-    """The JSON of a sample; None if there is none or it is not an object."""
+    """The JSON of a sample; None if missing or not an object."""
     try:
         found = json.loads(content) if content else None
     except (ValueError, RecursionError):

@@ -28,7 +28,7 @@ class _Entry(BaseModel):
 
 
 class Publisher(_Entry):
-    """Where people get files today."""
+    """A current source of the files."""
 
     name: str
     address: str
@@ -94,7 +94,7 @@ class DataSet(_Entry):
     @computed_field  # type: ignore[prop-decorator]
     @property
     def needed_bytes(self) -> int:
-        """Bytes of the needed files, as far as they are known: nearly all of it is features."""
+        """Known bytes of the needed files, nearly all for features."""
         return sum(file.n_bytes or 0 for file in self.files if file.needed)
 
 

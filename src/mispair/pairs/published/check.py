@@ -21,8 +21,8 @@ Verdict = Literal[
 ]
 Answer = tuple[Verdict, str]  # and a sentence
 _OTHER_TYPES = {
-    "float16": "digits are lost and results may move a little",
-    "float64": "it takes twice the room and adds nothing",
+    "float16": "digits are lost, so results may change slightly",
+    "float64": "it takes twice the space and adds nothing",
 }
 
 
@@ -69,7 +69,7 @@ def ready(findings: list[Finding]) -> bool:
 
 
 def to_fetch(data_set: DataSet, findings: list[Finding]) -> dict[Publisher, list[str]]:
-    """The needed files that are missing or wrong, by source."""
+    """Missing or wrong needed files, by source."""
     wrong = [finding.file for finding in findings if finding.file.needed and not finding.fits]
     names = {source: [file.name for file in wrong if file.source == source.name] for source in data_set.sources}
     return {source: found for source, found in names.items() if found}
@@ -101,7 +101,7 @@ def _check_file(file: PublishedFile, folder: Path) -> Finding:
 
 
 def _find(file: PublishedFile, folder: Path) -> Path | None:
-    """Where a file lies: first where mispair itself would take it from, then at its other places."""
+    """Path of a file: first the place used by mispair itself, then other places."""
     places = [file.name, *file.other_places]
     if file.kind == "captions" and file.split:
         places = [captions_path(folder, file.split.name).name]
@@ -139,8 +139,8 @@ def _features(file: PublishedFile, path: Path, _: Path) -> Answer:
         )
     remarks = [found]
     if len(array) != split.rows:
-        stored = "each image once, where the published file repeats it: the same to mispair"
-        repeated = f"each image {times} times, where the published file has it once: the same to mispair, but larger"
+        stored = "each image once, while the published file repeats it; mispair accepts both"
+        repeated = f"each image {times} times, while the published file has it once; mispair accepts both"
         remarks.append(stored if len(array) == split.images else repeated)
     if str(array.dtype) in _OTHER_TYPES:
         remarks.append(f"published as float32: mispair reads {array.dtype} too, but {_OTHER_TYPES[str(array.dtype)]}")
@@ -151,11 +151,11 @@ def _dev_remark(split: Split) -> str:
     """The effect of a validation set of another size."""
     if split.name != "dev":
         return ""
-    return " mispair trains all the same, but chooses the best epoch on other pairs than the papers did."
+    return " mispair can train, but chooses the best epoch on other pairs than the papers."
 
 
 def _known_as(shape: tuple[int, ...]) -> str:
-    """Published files of this shape: somebody may have mixed up two folders."""
+    """Published files with this shape, to detect mixed-up folders."""
     names = [
         f"{file.name} of {data_set.title}" for data_set in DATA_SETS.values() for file in data_set.files
         if file.kind == "features" and file.shape == shape

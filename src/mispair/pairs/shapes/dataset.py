@@ -3,7 +3,7 @@
     >>> from mispair.pairs import shapes
     >>> folder = shapes.cached()  # doctest: +SKIP
 
-It needs no download, is made in seconds and has the files of the SCAN family: whatever reads Flickr30K reads it.
+It needs no download, is made in seconds and has the SCAN layout, so code that reads Flickr30K reads it too.
 """
 
 from __future__ import annotations

@@ -43,7 +43,8 @@ _GROUND_COLOURS: dict[str, tuple[Colour, Colour]] = {  # at the top, at the bott
 def draw_scene(scene: Scene, rng: np.random.Generator) -> Pixels:
     """Draw a scene: pixels (IMAGE_SIZE, IMAGE_SIZE, 3).
 
-    The generator decides what captions never tell: light, tilt, exact hues, patterns and small things on the ground.
+    The generator chooses details that captions never mention: light, tilt, exact hues, patterns and small things on the
+    ground.
     """
     canvas = _ground(scene.background, rng)
     pen = ImageDraw.Draw(canvas)

@@ -59,7 +59,7 @@ def _halved(images: npt.NDArray[np.uint8]) -> Floats:
 
 
 def _foreground(rgb: Floats, ground: Floats) -> Floats:
-    """How much each pixel stands out from the ground colour of its row (3, N, 60): 0 to 1, (N, 60, 60)."""
+    """Distance of each pixel from the ground colour of its row (3, N, 60): 0 to 1, (N, 60, 60)."""
     difference = np.abs(rgb - ground[..., None]).sum(axis=0)
     return np.asarray(np.clip(difference * 2.5 - 0.2, 0, 1))
 
@@ -105,7 +105,7 @@ def _colours(rgb: Floats, foreground: Floats) -> Floats:
 
 
 def _edges(rgb: Floats) -> Floats:
-    """Directions of the edges, whatever their sign, weighted by their strength."""
+    """Directions of the edges without sign, weighted by their strength."""
     channel = rgb.mean(axis=0)
     dy, dx = np.zeros_like(channel), np.zeros_like(channel)
     dy[:, 1:-1] = channel[:, 2:] - channel[:, :-2]
@@ -121,7 +121,7 @@ def _ground(ground: Floats) -> Floats:
 
 
 def _shape(foreground: Floats) -> Floats:
-    """Strength of the angular waves in rings around the thing in each window, whatever its rotation.
+    """Rotation-invariant strength of the angular waves in rings around the thing in each window.
 
     A star has a strong fifth order, a cross a strong fourth, a ring has nothing in its innermost ring, and so on.
     """

@@ -71,7 +71,7 @@ class Settings(AuditOptions):
     decided: NoiseEstimate | None = None
     """The noise rate by decisions on drawn pairs."""
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
-    """Ids of pairs with another partner for their left item, and for their right one: others hardly need these."""
+    """Ids of pairs with a re-paired left item, and with a re-paired right item; these are not suggested again."""
 
 
 class Audit(Findings):

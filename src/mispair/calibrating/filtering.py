@@ -97,7 +97,7 @@ class Kept:
 
 
 def choose(scored: Scored, by: str | None = None, **wish: Any) -> Kept:
-    """Apply a cut, one of those of `Ranked.cut`, to the pairs of each source by itself if a column is given.
+    """Apply a cut of `Ranked.cut`, to each source by itself if a column is given.
 
     A source has its own noise rate, so its probabilities are those of all pairs at that rate (see `at_rate`).
     """

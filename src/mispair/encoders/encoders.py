@@ -201,7 +201,7 @@ class EfficientNetLite(_MeanOfMap):
         path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
         # The package's own loader would unpickle the file without limits.
         self._network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        # Half the time on a processor: pixels of images are stored with their colours together.
+        # This halves the time on a CPU, because images store the colours of a pixel together.
         self._network.eval().to(self._device, memory_format=torch.channels_last)
         self._session = onnx_session(self._network) if self._device.type == "cpu" else None
 

@@ -40,7 +40,7 @@ class BiGRU(nn.Module):
             torch.stack([getattr(gru, f"{name}_l0") for gru in (self.ahead, self.back)])
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         ]
-        # Half precision makes a GPU faster; on a CPU it does not.
+        # Half precision is faster on a GPU, but not on a CPU.
         with full_precision(x) if x.device.type == "cpu" else nullcontext():
             ahead, back = scan(steps.float(), *weights).transpose(1, 2)
         return ahead, back

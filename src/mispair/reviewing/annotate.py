@@ -188,7 +188,7 @@ def annotate(
         calls: Number of calls, earlier runs of this annotator included; by default as many as pay off.
         rate: Most calls a minute.
         workers: Calls at a time.
-        agree: Called with the forecast before anything is asked; nothing is if it returns False.
+        agree: Called with the forecast before the first question; return False to stop.
         console: Console for progress.
 
     Returns:

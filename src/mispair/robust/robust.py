@@ -187,7 +187,7 @@ class Robust:
             rows: (B,) numbers of the pairs, whose own cosines stand on the diagonal.
             logit_scale: Factor of the cosines, such as a learned scale; by default 1 / temperature, and 10 for siglip.
                 The triplet loss uses the cosines without a scale.
-            logit_bias: Added then; by default 0, and -10 for siglip.
+            logit_bias: Added to the scaled cosines; by default 0, and -10 for siglip.
 
         Raises:
             ShapeError: The shapes are not (B, B) and (B,).

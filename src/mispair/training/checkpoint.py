@@ -115,8 +115,8 @@ class Checkpoint:
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
     """Save a checkpoint and remove all but the one before it.
 
-    One of the same step is replaced: the last step of an epoch is saved again after the validation. One of a later step
-    is damaged, or this run would have resumed from it.
+    One of the same step is replaced: the last step of an epoch is saved again after the validation. A checkpoint of a
+    later step must be damaged, otherwise this run would have resumed from it.
     """
     buffer = io.BytesIO()
     torch.save(checkpoint._packed(), buffer)

@@ -163,7 +163,7 @@ def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
     its partner's neighbours.
     """
     mean = scores.mean(1)
-    # Many times as fast as `std`. Similarities of centred vectors have no large mean that would cancel.
+    # This is many times faster than `std`. Similarities of centred vectors have no large mean that would cancel.
     square = torch.linalg.vector_norm(scores, dim=1).square() / scores.shape[1]
     spread = (square - mean.square()).clamp(min=1e-12).sqrt()
     at = scores.reshape(-1)[items[:, None] * scores.shape[1] + chosen]

@@ -132,7 +132,7 @@ def caption_reason(caption: str, usual: Usual) -> str:
     if not text:
         return EMPTY
     words = _words(text)
-    # With more words than the few that programs put there, and the ending, a file name describes its image.
+    # A file name with more words than programs usually put there describes its image.
     if _CAMERA.fullmatch(text) or (_FILE.fullmatch(text) and len(words) <= USUAL + 1):
         return FILE_NAME
     address = _URL.search(text) if "www." in text.lower() or "://" in text else None

@@ -148,7 +148,7 @@ def _features(file: PublishedFile, path: Path, _: Path) -> Answer:
 
 
 def _dev_remark(split: Split) -> str:
-    """The effect of a validation set of another size."""
+    """Describe the effect of a validation set of another size."""
     if split.name != "dev":
         return ""
     return " mispair can train, but chooses the best epoch on other pairs than the papers."

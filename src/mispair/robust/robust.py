@@ -269,8 +269,8 @@ class Robust:
 
         Raises:
             DamagedError: It is not a state of `Robust`.
-            ChangedError: It is of another method, of other pairs, of another seed, or of the middle of a longer or
-                shorter epoch.
+            ChangedError: It has another method, other pairs or another seed, or was saved within a longer or shorter
+            epoch.
         """
         if not isinstance(state, dict) or not state.keys() >= self.state_dict().keys():
             advice = "Load the entry of the checkpoint that holds it"

@@ -75,7 +75,7 @@ def noise_interval(
     """95 % interval of the noise rate.
 
     Both ends come from a count of observed scores below a quantile of the shuffled ones, by Clopper and Pearson's exact
-    limits, so that the interval has a width even where nothing is found; the uncertainty of the quantile is added. They
+    limits, so the interval is never empty, even if the count is 0. The uncertainty of the quantile is added. They
     use different quantiles, because learning can change the scores. Some matched pairs score low, which
     raises the count: the less so the lower the quantile, so the lower end is the least of two. And where hardly any
     pair matches, accidental agreement was learned from, which raises the scores of mismatched pairs. `unbiased` are

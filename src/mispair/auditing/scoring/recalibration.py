@@ -28,7 +28,7 @@ SLOPE, SLOPE_VARIANCE = 0.8, 0.2  # prior of the slope; STRETCH is added in unit
 STRETCH = 0.3
 OFFSET_VARIANCE = 4.0
 PRIORS = np.log([0.5, 0.25, 0.25])  # of the models
-# Variance of what the vectors of each side add to the log odds, by model: by all directions alike, and by their spread.
+# Prior variance of the log odds from the vectors of each side, by model: equal for all directions, or by their spread.
 ALIKE, SPREAD = np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 0.5])
 LEAST_SLOPE = 0.05
 SUREST = 8.0  # log odds beyond this count as this

@@ -205,7 +205,7 @@ class Search:
         keep_left: bool,
         device: torch.device,
     ) -> None:
-        """Take the rows of the candidates, and the probability that the item of each row has no partner, (N,)."""
+        """Take the rows of the candidates, and the probability of an item without a partner, (N,)."""
         self.source, self.judge, self.left, self.pool, self.free = source, judge, shared.left, pool, free
         self.keep_left, self.side, self.device = keep_left, int(keep_left), device  # the replaced side: 0 left, 1 right
         self.vectors = self._vectors(pool, self.side)
@@ -272,7 +272,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Odds:
-    """Odds that a candidate is the missing partner, learned from pairs with a hidden partner."""
+    """Odds of a candidate to be the missing partner, learned from pairs with a hidden partner."""
 
     centre: FloatArray  # (m,) mean of each measure over random pairs
     spread: FloatArray  # (m,) its standard deviation
@@ -328,7 +328,7 @@ class Odds:
         return np.asarray(weight / (weight.sum(axis=1) + rest + 1e-300)[:, None])
 
     def wanted(self, candidates: Candidates, several: Mask) -> FloatArray:
-        """(P,) how many of these pairs are expected to get each item; 0 for items that `several` pairs may have."""
+        """(P,) expected number of these pairs to get each item; 0 for items with `several` pairs."""
         chance = self.chances(candidates).reshape(-1)
         return np.where(several, 0, np.bincount(candidates.places.reshape(-1), chance, minlength=len(several)))
 
@@ -355,7 +355,7 @@ def revealed(known: Candidates, own: FloatArray, free: FloatArray) -> Candidates
 
 
 def calibration(places: IntArray, chance: FloatArray, worth: Scores) -> tuple[float, float]:
-    """Slope and offset of the log odds that a candidate is the hidden partner, against those of its chance."""
+    """Slope and offset of the log odds of being the hidden partner, against those of the chance."""
     used = chance > 0
     target = (places < 0)[used].astype(np.float64)
     slope, offset = logistic(_log_odds(chance[used])[:, None], target, np.repeat(worth, used.sum(1)), 1e-3)

@@ -270,7 +270,7 @@ class Robust:
         Raises:
             DamagedError: It is not a state of `Robust`.
             ChangedError: It has another method, other pairs or another seed, or was saved within a longer or shorter
-            epoch.
+                epoch.
         """
         if not isinstance(state, dict) or not state.keys() >= self.state_dict().keys():
             advice = "Load the entry of the checkpoint that holds it"

@@ -176,7 +176,7 @@ VERDICTS = {  # what was done: file, verdict, words of the sentence, whether the
     "placeholder": (DEV, "another shape", "not 2 images 5 times each", False),
     "once": (DEV, "there", "each image once", True),
     "float16": (TRAIN, "there", "digits are lost", True),
-    "float64": (TRAIN, "there", "twice the room", True),
+    "float64": (TRAIN, "there", "twice the space", True),
     "int32": (TRAIN, "unreadable", "float16", False),
     "truncated": (TRAIN, "another size", "expected 320 bytes", False),
     "appended": (TRAIN, "another size", "321 bytes where the header promises 320", False),

@@ -408,15 +408,16 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str,
 
 @pytest.mark.parametrize("model", ["vse", pytest.param("sgr", marks=pytest.mark.slow)])
 def test_it_finds_the_right_partners_of_noisy_pairs(model: str) -> None:
-    """Seeds 0-2: SGR 460, 439, 445, VSE-inf about 400; chance 160 to 200."""
+    """SGR over seeds 0-9: 265 to 452, mean 374 (the version before: 286 to 418, 371); VSE-inf about 400; chance 160."""
     right = tiny_pairs(16)
     settings = {
         **SMALL, "model": model, "embed_size": 16, "sim_size": 16, "batch_size": 20, "lr": 2e-2, "warmup_epochs": 6,
         "epochs": 6, "hinge_decay": 0.2,
     }  # fmt: skip
-    matcher = mispair.fit(add_noise(right, noise_ratio=0.2, seed=0), **settings)
+    noisy = add_noise(right, noise_ratio=0.2, seed=0)
+    found = [mispair.fit(noisy, **settings, seed=seed).evaluate(right).averaged.rsum for seed in range(3)]
     chance = evaluate([torch.rand(16, 80)], right).averaged.rsum
-    assert matcher.evaluate(right).averaged.rsum > chance + 120
+    assert np.mean(found) > chance + 120
 
 
 def test_one_network_by_default() -> None:

@@ -80,7 +80,7 @@ def read_decisions(
 
 
 def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
-    csv.field_size_limit(LONGEST_CELL)
+    limit = csv.field_size_limit(LONGEST_CELL)  # of the whole process
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         missing = {"id", "verdict"} - set(reader.fieldnames or ())
@@ -98,6 +98,8 @@ def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
             yield Decision(name, Verdict(verdict), replaced, partner, caption, who, accepted, mode=Mode.IMPORT)
     except csv.Error as error:
         raise DamagedError(f"this is not valid CSV ({error})", where=path, advice="Write it again") from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _from_json(path: Path, text: str, reviewer: str) -> Iterator[Decision]:

@@ -18,11 +18,11 @@ from mispair.compute.devices import send
 from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.functional.losses import negatives_at, warmup_loss
-from mispair.methods.epoch_metrics import BoolArray, Examples, MethodReport
+from mispair.methods.epoch_metrics import Examples, MethodReport
 from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, PairLoader, random_batches
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import IntArray, Mask
 
 BATCHES = 100  # stream of random numbers
 
@@ -162,7 +162,7 @@ class Method(ABC):
         return kept if len(kept) > 1 else np.arange(len(pairs))
 
     @property
-    def matching(self) -> BoolArray | None:
+    def matching(self) -> Mask | None:
         """(N,) true for matching pairs; None if the truth is unknown."""
         mismatched = self.loader.pairs.mismatched
         return None if mismatched is None else ~mismatched

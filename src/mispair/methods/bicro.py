@@ -22,13 +22,12 @@ from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.epoch_metrics import BoolArray
 from mispair.methods.epoch_view import EpochView
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader
 from mispair.settings import BicroSettings, CoTeachingSettings
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import IntArray, Mask
 
 ANCHORS = 102  # stream of random numbers
 
@@ -71,7 +70,7 @@ class BiCro(CoTeaching):
     def clean_probability(self, losses: FloatArray) -> FloatArray:
         return clean_probability(losses)
 
-    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:
+    def divide(self, epoch: int, views: list[EpochView], clean: Mask) -> list[EpochPairs]:
         splits = super().divide(epoch, views, clean)
         self.clean = [part.clean for part in splits]
         return splits

@@ -10,12 +10,12 @@ import torch
 from mispair.config import Config
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
 from mispair.methods.base import EpochPairs, Method
-from mispair.methods.epoch_metrics import BoolArray, Examples, MethodReport, selection, separation
+from mispair.methods.epoch_metrics import Examples, MethodReport, selection, separation
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.models import Network
 from mispair.pairs.batches import Batch, PadShapes, PairLoader
 from mispair.settings import CoTeachingSettings
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import IntArray, Mask
 
 SURE = 0.99  # the highest probability that losses or an audit can give
 
@@ -75,7 +75,7 @@ class CoTeaching(Method):
         joint = np.broadcast_to(self.mean_losses.mean(axis=0), self.mean_losses.shape)
         return joint if self.coteaching.split_losses == "joint" else self.mean_losses
 
-    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:  # noqa: ARG002 - a hook
+    def divide(self, epoch: int, views: list[EpochView], clean: Mask) -> list[EpochPairs]:  # noqa: ARG002 - a hook
         """Return the pairs of each network; `clean` (2, N) is the judgement of each network."""
         by_peer = clean[::-1]
         if not self.noisy_started(epoch):
@@ -94,7 +94,7 @@ class CoTeaching(Method):
         start = self.noisy_from(self.config)
         return start is not None and epoch >= start
 
-    def metrics(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
+    def metrics(self, views: list[EpochView], clean: Mask) -> list[dict[str, Any]]:
         """Return metrics of each network's split, by their names in `MethodReport`."""
         return [
             {

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from mispair.functional.metrics import auroc
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import FloatArray, IntArray, Mask
 
 BINS = 20  # of the histograms of the labels
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[Any]
 
 
 class ReplacedPairs(BaseModel):
@@ -95,7 +91,7 @@ class Examples:
     new_right: IntArray | None = None  # (n,) the same for the right item
 
 
-def selection(name: str, chosen: BoolArray, good: BoolArray | None) -> dict[str, float | None]:
+def selection(name: str, chosen: Mask, good: Mask | None) -> dict[str, float | None]:
     """Fraction of chosen pairs; precision and recall of choosing good pairs."""
     metrics: dict[str, float | None] = {f"{name}_share": float(chosen.mean())}
     if good is not None:
@@ -105,12 +101,12 @@ def selection(name: str, chosen: BoolArray, good: BoolArray | None) -> dict[str,
     return metrics
 
 
-def separation(scores: dict[str, FloatArray], matching: BoolArray | None) -> dict[str, float | None]:
+def separation(scores: dict[str, FloatArray], matching: Mask | None) -> dict[str, float | None]:
     """AUROC of each score, high for matching pairs, against the truth."""
     return {} if matching is None else {f"auroc_{name}": auroc(score, matching) for name, score in scores.items()}
 
 
-def label_histograms(labels: FloatArray, clean: BoolArray, matching: BoolArray | None) -> dict[str, list[int]]:
+def label_histograms(labels: FloatArray, clean: Mask, matching: Mask | None) -> dict[str, list[int]]:
     """Count the labels of clean and noisy pairs in equal bins, by truth where it is known, else by the split."""
     kind = clean if matching is None else matching
     return {

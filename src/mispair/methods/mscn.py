@@ -39,7 +39,7 @@ from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, 
 from mispair.functional.gaussian_mixture import above
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.epoch_metrics import FloatArray, MethodReport, selection, separation
+from mispair.methods.epoch_metrics import MethodReport, selection, separation
 from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.models import MODELS, Network, find
 from mispair.models.inference import inference
@@ -47,7 +47,7 @@ from mispair.models.sgraf import SimilarityVectors
 from mispair.pairs.batches import Items, PairLoader
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.settings import CoTeachingSettings, MscnSettings, SgrafSettings
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import FloatArray, IntArray
 
 META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
 HIDDEN = 64  # width of the published meta network

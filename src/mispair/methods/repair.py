@@ -22,7 +22,7 @@ from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.epoch_metrics import BoolArray, Examples, ReplacedPairs, label_histograms, selection, separation
+from mispair.methods.epoch_metrics import Examples, ReplacedPairs, label_histograms, selection, separation
 from mispair.methods.epoch_view import EpochView, encode_items
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
@@ -30,7 +30,7 @@ from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, Items, PadShapes, PairLoader
 from mispair.settings import CoTeachingSettings, RepairSettings
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import IntArray, Mask
 
 FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time
@@ -102,7 +102,7 @@ class Repair(CoTeaching):
 
     # ------------------------------------------------------------------ before an epoch
 
-    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:
+    def divide(self, epoch: int, views: list[EpochView], clean: Mask) -> list[EpochPairs]:
         if self.uses_bank:
             self._correlations = [self._label(net, view, clean[1 - net]) for net, view in enumerate(views)]
         parts = super().divide(epoch, views, clean)
@@ -110,7 +110,7 @@ class Repair(CoTeaching):
             return [replace(part, noisy=self._replace(net, views, part.noisy)) for net, part in enumerate(parts)]
         return parts
 
-    def _label(self, net: int, view: EpochView, trains: BoolArray) -> Tensor:
+    def _label(self, net: int, view: EpochView, trains: Mask) -> Tensor:
         """Label all pairs by a network's bank; return their rank correlation."""
         if not self.queues[net].size:
             self._enqueue(net, self.rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
@@ -139,7 +139,7 @@ class Repair(CoTeaching):
         return np.asarray(noisy[(self.partners[net][sides][:, noisy] >= 0).all(axis=0)])
 
     @property
-    def _below_eta(self) -> BoolArray:
+    def _below_eta(self) -> Mask:
         """(N,) true for noisy pairs, by the certain judgement of both networks."""
         return np.asarray((self.w < self.own.eta).all(axis=0))
 
@@ -262,7 +262,7 @@ class Repair(CoTeaching):
         new_right, new_left = self.partners.max(axis=0)[:, pairs]  # of one network or the other
         return Examples(pairs, self.w[:, pairs], labels, new_left, new_right)
 
-    def metrics(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
+    def metrics(self, views: list[EpochView], clean: Mask) -> list[dict[str, Any]]:
         rows = super().metrics(views, clean)
         for net, correlation in enumerate(self._correlations):
             bank, (gamma, mu) = self.banks[net], self.bounds[net]

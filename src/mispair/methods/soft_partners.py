@@ -17,7 +17,7 @@ from torch import Tensor
 from mispair.functional.canonical_correlation import canonical_directions
 from mispair.pairs.layouts.arrays import item_vectors
 from mispair.pairs.pairs import Pairs
-from mispair.support.arrays import IntArray
+from mispair.support.arrays import FloatArray, IntArray, Mask
 
 NEIGHBOURS = 5  # trusted pairs that lend their item
 TEMPERATURE = 0.05  # of the softmax over them
@@ -26,8 +26,6 @@ TEXT_WIDTH = 512
 LENDERS = 1 << 16  # trusted pairs that are compared, a random part of more: else it would take the square of the pairs
 CHUNK = 512  # flagged items compared at a time
 BLOCK = 1 << 16  # items moved to the common space at a time
-BoolArray = npt.NDArray[np.bool_]
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class SoftPartners:
     """R items of flagged pairs, with K possible lenders of a partner each. All are numbers of pairs."""
 
     own: IntArray  # (R,) flagged pair of the item
-    keeps_right: BoolArray  # (R,) whether its right item is kept and gets another left item; else the left one is kept
+    keeps_right: Mask  # (R,) whether its right item is kept and gets another left item; else the left one is kept
     lenders: IntArray  # (R, K) pairs to lend their other item
     odds: FloatArray  # (R, K) probability of each of them
 
@@ -56,7 +54,7 @@ class SoftPartners:
         return chosen, self.lenders[chosen, place]
 
 
-def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -> SoftPartners:
+def find_soft_partners(pairs: Pairs, trusted: Mask, device: torch.device) -> SoftPartners:
     """Find partners for all flagged right items, and for left items without a trusted pair.
 
     At least one pair must be `trusted` (N,).

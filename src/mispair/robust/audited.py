@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from mispair.auditing.findings import Findings
-from mispair.methods.soft_partners import BoolArray, SoftPartners, find_soft_partners
+from mispair.methods.soft_partners import SoftPartners, find_soft_partners
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.pairs import Pairs
+from mispair.support.arrays import Mask
 from mispair.support.row_order import check_order, labels_of
 
 
@@ -43,7 +44,7 @@ def columns_of(source: Audited) -> AuditColumns:
     return AuditColumns.of_numbers(source)
 
 
-def other_partners(source: Audited, columns: AuditColumns, trusted: BoolArray) -> SoftPartners | None:
+def other_partners(source: Audited, columns: AuditColumns, trusted: Mask) -> SoftPartners | None:
     """Other partners for items of flagged pairs: suggestions of the audit, or partners of similar trusted items."""
     if isinstance(source, Pairs):
         some = trusted.any() and not trusted.all()

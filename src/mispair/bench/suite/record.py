@@ -19,8 +19,9 @@ from mispair.bench.suite.suite import LOCATIONS, Cell, digest
 from mispair.compute.devices import give_back_memory, pick_device
 from mispair.config import Config, to_toml
 from mispair.errors import ConfigError, MispairError, StoppedError
-from mispair.methods.epoch_metrics import BoolArray, Examples, FloatArray, MethodReport
+from mispair.methods.epoch_metrics import Examples, MethodReport
 from mispair.pairs.pairs import Pairs, Tokens
+from mispair.support.arrays import FloatArray, Mask
 from mispair.support.files import read_regular, write_atomically
 from mispair.training.events import ValidationEvent
 from mispair.training.fit import train_splits
@@ -257,7 +258,7 @@ def noise_hash(file: str | None) -> str | None:
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def eta_curve(w: FloatArray | None, mismatched: BoolArray | None) -> tuple[EtaPoint, ...]:
+def eta_curve(w: FloatArray | None, mismatched: Mask | None) -> tuple[EtaPoint, ...]:
     """Quality of detecting mismatched pairs by w < eta for both networks."""
     if w is None or mismatched is None or not mismatched.any() or len(w) < 2:
         return ()

@@ -68,7 +68,7 @@ def refused(capsys: Capture, place: Path, *arguments: str) -> str:
         ("out/clean", "--clean (out/clean)"),
         (".", "--clean (.)"),
         ("file", "file: a file"),
-        ("mine", "also holds thesis.txt"),
+        ("mine", "is not known to be a copy"),
     ],
 )
 @pytest.mark.parametrize("kind", ["folder", "arrays"])
@@ -85,7 +85,7 @@ def test_a_bad_place_for_the_copy(place: Path, capsys: Capture, kind: str, clean
     [
         ("raw/clean", "the audited data is"),
         ("file", "file: a file"),
-        ("mine", "also holds thesis.txt"),
+        ("mine", "is not known to be a copy"),
         ("out", "--clean (out)"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_bad_place_is_refused_before_anything_is_encoded(
 
 
 def test_a_bad_place_is_refused_before_a_run_is_read(place: Path, capsys: Capture) -> None:
-    for clean, words in (("run/clean", "the audited data is"), ("mine", "also holds thesis.txt")):
+    for clean, words in (("run/clean", "the audited data is"), ("mine", "is not known to be a copy")):
         assert words in refused(capsys, place, "run", "--out", "out", "--clean", clean, "--overwrite")
 
 
@@ -114,7 +114,7 @@ ARRAYS = ["--left", "a.npy", "--right", "b.npy"]
             ["in"],
             "--images: in/metadata/metadata_0.parquet: found the columns id; expected a column image_path",
         ),
-        (["bare"], "nothing says which image belongs to which pair of bare. Add metadata/metadata_0.csv with a"),
+        (["bare"], "it is unknown which image belongs to which pair of bare. Add metadata/metadata_0.csv with a"),
         (ARRAYS, "pair of a.npy and b.npy. Give a table with a column image_path as --ids, or leave --images out"),
         ([*ARRAYS, "--ids", "names.csv"], "names.csv: found the col"),
         (["precomp"], "pair of precomp train. Add train_ids.txt with the name of an image on each line, or leave"),

@@ -79,7 +79,7 @@ class CoTeaching(Method):
         """Return the pairs of each network; `clean` (2, N) is the judgement of each network."""
         by_peer = clean[::-1]
         if not self.noisy_started(epoch):
-            return [EpochPairs(np.flatnonzero(row)) for row in by_peer]
+            return [EpochPairs(np.flatnonzero(row), order=self.order) for row in by_peer]
         return [EpochPairs(np.flatnonzero(row), np.flatnonzero(~row), self.order) for row in by_peer]
 
     def augmented(
@@ -126,8 +126,7 @@ def combine_odds(w: FloatArray, score: FloatArray) -> FloatArray:
     """Combine the probabilities of being clean by losses, w (..., N), and by an independent audit.
 
     The odds are multiplied; their common prior, the fraction of matching pairs, counts once. A network that has
-    memorised all
-    pairs is sure of them all, so neither probability counts for more than `SURE`.
+    memorised all pairs is sure of them all, so neither probability counts for more than `SURE`.
 
     >>> combine_odds(np.array([0.2, 0.5, 0.8]), np.array([0.8, 0.5, 0.2])).round(1)
     array([0.5, 0.5, 0.5], dtype=float32)

@@ -489,7 +489,7 @@ def test_a_damaged_record_is_none(
     assert main(["bench", "report", str(results)]) == 0
     output = capsys.readouterr()
     assert output.out.startswith("1 of 2 trainings.")
-    assert f"Ignored, as damaged or of no row of suite.toml: {cell.name}." in output.err
+    assert f"Ignored, because damaged or without a row in suite.toml: {cell.name}." in output.err
 
 
 def test_a_training_resumes_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:

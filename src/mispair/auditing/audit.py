@@ -157,8 +157,7 @@ class Audit(Findings):
         """Attach the match scores of this audit: `mispair.fit` then warms up on matching pairs.
 
         Captions and image names must equal the audited ones, in the same order or, with ids on both sides, in any
-        order. A pair
-        that could not be read gets 0.5.
+        order. A pair that could not be read gets 0.5.
 
         Raises:
             DataError: The pairs differ from the audited ones.

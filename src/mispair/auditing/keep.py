@@ -32,8 +32,8 @@ class Keep:
     """
 
     def __init__(self, keys: Path, rows: Path) -> None:
-        self.rows = np.load(rows, mmap_mode="r")
-        self._files, self._table = (keys, rows), memoryview(np.load(keys, mmap_mode="r"))
+        self.rows = np.load(rows, mmap_mode="r", allow_pickle=False)
+        self._files, self._table = (keys, rows), memoryview(np.load(keys, mmap_mode="r", allow_pickle=False))
         self._shift = _shift(len(self.rows))
 
     def __contains__(self, key: str) -> bool:

@@ -234,9 +234,8 @@ def sharpened(order: FloatArray, match: FloatArray) -> tuple[FloatArray, float]:
     """(n,) probability of a match by score, from the mean match score of an audit there; and a - b.
 
     An audit is certain about few pairs, so its mean lies between the mean of matched pairs, a, and of mismatched pairs,
-    b. If
-    the audit errs independently of the score, it is P a + (1 - P) b, which is solved for P. A score of the same vectors
-    is not independent; the means of its best and worst pairs then reach beyond a and b, which are moved there.
+    b. If the audit errs independently of the score, it is P a + (1 - P) b, which is solved for P. A score of the same
+    vectors is not independent; the means of its best and worst pairs then reach beyond a and b, which are moved there.
     """
     by_score, share = _rising(order, match), float(match.mean())
     ordered = np.sort(by_score)

@@ -17,8 +17,7 @@ class BiGRU(nn.Module):
 
     The directions are two plain GRUs, the second over sequences turned round within their lengths. The result equals
     packed sequences, which need hundreds of small copies on a GPU. Both directions are computed together by `scan`, on
-    a CPU and
-    on a GPU with Triton; elsewhere by torch's GRU, one after the other.
+    a CPU and on a GPU with Triton; elsewhere by torch's GRU, one after the other.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:

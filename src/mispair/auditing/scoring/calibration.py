@@ -2,8 +2,7 @@
 
 Shuffled pairs are mismatched. So the scores of the observed pairs are a mixture: a share of them, the noise rate, is
 distributed like the scores of shuffled pairs, the rest like scores of matched pairs. That gives the noise rate, the
-probability that a
-pair with some score matches, and the weight of each measure.
+probability that a pair with some score matches, and the weight of each measure.
 """
 
 from __future__ import annotations

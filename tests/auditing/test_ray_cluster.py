@@ -20,6 +20,7 @@ from PIL import Image
 import mispair
 from audit_cases import make_case, write_clip
 from layouts import write_tar
+from mispair.auditing import ray_engine
 from mispair.auditing.audit import Settings
 from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
@@ -38,6 +39,12 @@ ROWS, BLOCKS = 600, 12
 SHARDS, SIZE = 6, 24
 WORDS = ["dog", "cat", "man", "red", "blue", "field", "runs", "sits", "on", "under", "near", "water", "sky", "tree"]
 CPU = Settings(device="cpu", workers=2)
+
+
+@pytest.fixture(autouse=True)
+def _by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit these few pairs as many are: the driver learns from a sample."""
+    monkeypatch.setattr(ray_engine, "ALONE", 0)
 
 
 def workers() -> set[int]:

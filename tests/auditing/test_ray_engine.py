@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -50,6 +51,14 @@ CPU = Settings(device="cpu", workers=2)
 _FILE = io.BytesIO()
 Image.new("RGB", (40, 40), "red").save(_FILE, "JPEG")
 _IMAGE = _FILE.getvalue()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _by_blocks() -> Iterator[None]:
+    """Audit these few pairs as many are: the driver learns from a sample."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_engine, "ALONE", 0)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +125,37 @@ def test_the_scores_are_those_of_the_auditor(done: tuple[AuditInput, Path, Audit
     assert (summary.pairs, summary.scored, summary.unreadable) == (ROWS, ROWS - 1, {found["status"][7]: 1})
     assert found["match_score"][7] is None
     assert len(mispair.keep(out)) == summary.scored - summary.flagged
+
+
+@pytest.mark.parametrize("place", ["here", "store"])
+def test_few_pairs_are_audited_as_by_the_local_engine(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.setattr(ray_engine, "ALONE", ROWS)
+    data, checked = write(tmp_path / "in", case), {f"p{row}": not case.mismatched[row] for row in range(0, 80, 2)}
+    settings = replace(CPU, by="caption", checked=checked, partnered=(["p3"], ["p5"]))
+    theirs, calls = audit_path(data, tmp_path / "local", settings), StandIn()
+    if place == "store":
+        fsspec = pytest.importorskip("fsspec")
+        fsspec.filesystem("memory").put(str(tmp_path / "in"), "/few/", recursive=True)
+        data = AuditInput(Path("memory://few/in"), cache=tmp_path / "cache")
+    ours = audit_path(data, tmp_path / "ray", settings, cluster=calls)
+    assert metrics(ours) == metrics(theirs)
+    assert set(calls.calls) == {"_count"}
+    for name in ("pairs.parquet", "pairs.csv", "suggestions.parquet"):
+        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    auditor = mispair.Auditor.load(tmp_path / "ray/auditor.safetensors", "cpu")
+    assert auditor.recalibration is not None
+    monkeypatch.setattr(ray_engine, "ALONE", ROWS - 1)
+    assert audit_path(data, tmp_path / "many", settings, cluster=calls).pairs == ROWS
+    assert calls.calls["_score"] == BLOCKS
+
+
+def test_few_pairs_of_which_a_block_cannot_be_read(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "ALONE", ROWS)
+    data = write(tmp_path / "in", case)
+    (tmp_path / "in/text_emb/text_emb_1.npy").write_bytes(b"nothing")
+    assert audit_path(data, tmp_path / "out", CPU, cluster=StandIn()).pairs == ROWS
 
 
 def test_what_is_learned_depends_on_no_block(

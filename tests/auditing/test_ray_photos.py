@@ -19,7 +19,7 @@ from PIL import Image
 import mispair
 from layouts import write_tar
 from mispair.auditing import blocks, ray_engine
-from mispair.auditing.audit import Settings
+from mispair.auditing.audit import Settings, audit_source
 from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -40,6 +40,7 @@ pytest.importorskip("fsspec")
 
 ROWS, CUTS = 200, (0, 70, 130, 200)
 CPU = Settings(device="cpu", workers=2)
+OURS_AND_THEIRS = {"ray": StandIn(), "local": None}
 
 
 class Pixels:
@@ -171,7 +172,30 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", [tars, table])
 @pytest.mark.parametrize("image_model", ["a", "a+b"])
+def test_few_photos_are_audited_as_by_the_local_engine(
+    tmp_path: Path, layout: Any, image_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "SHARD", 60)
+    data = AuditInput(layout(tmp_path / "in"), image_model=image_model, text_model="l", cache=tmp_path / "cache")
+    opened = []
+    monkeypatch.setattr(
+        ray_engine,
+        "audit_source",
+        lambda pairs, *rest, **more: opened.append(pairs) or audit_source(pairs, *rest, **more),
+    )
+    ours, theirs = (audit_path(data, tmp_path / name, CPU, cluster=one) for name, one in OURS_AND_THEIRS.items())
+    expected = data.encoded(data.open("cpu"), "cpu").hashes
+    assert expected is not None
+    assert expected.any()
+    assert np.array_equal(opened[0].hashes, expected)
+    assert ours.model_dump(exclude={"seconds", "stages"}) == theirs.model_dump(exclude={"seconds", "stages"})
+    assert audited(tmp_path / "ray") == audited(tmp_path / "local")
+
+
+@pytest.mark.parametrize("layout", [tars, table])
+@pytest.mark.parametrize("image_model", ["a", "a+b"])
 def test_an_audit_of_photos(tmp_path: Path, layout: Any, image_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "ALONE", 0)
     monkeypatch.setattr(blocks, "SHARD", 60)
     data = AuditInput(layout(tmp_path / "in"), image_model=image_model, text_model="l", cache=tmp_path / "cache")
     ours = audit_path(data, tmp_path / "ray", CPU, cluster=StandIn(), clean=tmp_path / "clean")
@@ -197,6 +221,7 @@ def test_an_audit_of_photos(tmp_path: Path, layout: Any, image_model: str, monke
 
 
 def test_columns_of_the_table_and_names_of_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "ALONE", 0)
     monkeypatch.setattr(blocks, "SHARD", 60)
     for layout, by in ((table, "third"), (tars, "shard")):
         data = AuditInput(layout(tmp_path / by), image_model="a", text_model="l", cache=tmp_path / "cache")

@@ -186,9 +186,10 @@ def test_a_failed_write_is_never_taken_for_an_audit(
 @pytest.mark.posix
 @pytest.mark.parametrize("layout", [clip_retrieval, datacomp])
 def test_workers_of_ray_read_and_write_the_store(
-    store: S3Store, tmp_path: Path, layout: Callable[[Path], None]
+    store: S3Store, tmp_path: Path, layout: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ray")
+    monkeypatch.setattr("mispair.auditing.ray_engine.ALONE", 0)
     layout(tmp_path / "data")
     url = store.upload(tmp_path / "data", "a/data")
     store.proxy.every = 5

@@ -1,6 +1,7 @@
 """Audit on a Ray cluster, block by block, with Ray Data. Ray is imported only when it is needed.
 
     encoding    images and captions of each block, if it has no vectors
+    alone       the driver audits all rows as the local engine does, where it would learn from all of them; else:
     learning    a local audit of rows of all blocks, chosen by their numbers; by the driver
     measuring   each block by itself: match scores, and sketches of the items
     shared      rows with similar sketches meet by a shuffle, and one worker joins the links
@@ -43,6 +44,7 @@ from mispair.auditing.audit import (
     Audit,
     Judged,
     Settings,
+    audit_source,
     judged,
     notes_on,
     shared_notes,
@@ -72,19 +74,28 @@ from mispair.auditing.scoring.shared_items import SharedItems, SomeVectors, comb
 from mispair.auditing.scoring.views import with_joins
 from mispair.auditing.summary import SHARD, SIDES, AuditSummary, Tally, detections, share_of, values_by
 from mispair.compute.devices import pick_device
-from mispair.encoders.encode import Encoders, Outcome, request_of, shard_files
-from mispair.errors import DataError, InvalidValueError, MispairError, NotFoundError
+from mispair.encoders.encode import Encoders, Outcome, read_hashes, request_of, shard_files
+from mispair.errors import (
+    DamagedError,
+    DataError,
+    InvalidValueError,
+    MispairError,
+    NotFoundError,
+    ShapeError,
+    TooFewError,
+)
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.remote import Store, url_of
 from mispair.pairs.row_ids import RowIds, Texts, as_texts
-from mispair.pairs.shards import SideRows, views_of
+from mispair.pairs.shards import ArrayRows, Shard, SideRows, join_views, views_of
 from mispair.pairs.source import Source
 from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.extras import missing_package
 from mispair.support.progress import RowProgress, progress
 
+ALONE = SAMPLE  # rows up to which the driver audits all of them itself, as the local engine does
 AT_ONCE = 8192  # rows of a block in memory
 CODES = 4  # sketches of an item of 64 bits: the first one finds near-duplicates, all together compare them
 TOGETHER = 1 << 20  # rows of a side that one worker compares with each other
@@ -185,10 +196,11 @@ def audit_blocks(
     settings: Settings,
     console: Console | None = None,
     command: str = "",
-) -> ClusterAudit:
+) -> Audit:
     """Audit a data set block by block with Ray, a connected module; the same call again resumes.
 
-    Intermediate results are in `work`, a folder or URL for all machines, and in `folder`, on this machine.
+    Up to `ALONE` rows the result is that of the local engine. Intermediate results are in `work`, a folder or URL for
+    all machines, and in `folder`, on this machine.
     """
     job = Job(data, work, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
     if blocks[0].raw:
@@ -200,7 +212,35 @@ def audit_blocks(
         own = tuple(Block(block.name, tuple(shard_files(n)), views=widths) for n, block in enumerate(blocks))
         job = replace(job, data=AuditInput(Path(place)), blocks=own, raw=data, raw_blocks=job.blocks)
     with progress(console, len(blocks)) as show:
-        return _Run(ray, job, folder, command).audit(show)
+        run = _Run(ray, job, folder, command)
+        run.count(show)
+        pairs = _whole(run.job) if run.job.rows <= ALONE else None
+        if pairs is None:
+            return run.audit(show)
+    found = audit_source(pairs, settings, work=folder, console=console, command=command)
+    found.auditor.save(folder / LEARNED)  # with the decisions of people
+    return found
+
+
+def _whole(job: Job) -> Source | None:
+    """Open all rows as the local engine does; None if a block cannot be read."""
+    try:
+        pairs = (job.raw or job.data).fetched().open("cpu")
+    except (DamagedError, ShapeError, TooFewError):
+        return None
+    if job.raw is None or len(pairs) != job.rows:
+        return pairs if len(pairs) == job.rows else None
+    sides: list[list[list[Shard]]] = [[], []]  # by view and by block
+    known, hashes = dict[int, str](), []
+    for number, block in enumerate(job.blocks):
+        with job.open(number) as rows:
+            for side, views in zip((rows.source.left, rows.source.right), sides, strict=True):
+                own = [ArrayRows(view.block(0, len(view), view.dtype)) for view in views_of(side)]
+                views[:] = [[*before, one] for before, one in zip(views or [[]] * len(own), own, strict=True)]
+            known |= {int(job.starts[number]) + row: why for row, why in rows.source.known.items()}
+        hashes.append(read_hashes(Store(f"{job.work}/{ENCODED}"), block.files[-1]))
+    left, right = (join_views([SideRows.of(view) for view in views], pairs.name) for views in sides)
+    return pairs.with_vectors(left, right, known, hashes=np.concatenate(hashes))
 
 
 def encode_blocks(
@@ -311,9 +351,12 @@ class _Run:
     folder: Path
     command: str
 
-    def audit(self, show: RowProgress) -> ClusterAudit:
+    def count(self, show: RowProgress) -> None:
+        """Count the rows of all blocks."""
         show.begin("counting rows")
         self.job = replace(self.job, starts=np.cumsum([0, *self._counts()]))
+
+    def audit(self, show: RowProgress) -> ClusterAudit:
         widths = self._widths()
         show.begin("learning")
         sample = self._sample()

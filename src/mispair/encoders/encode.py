@@ -32,12 +32,13 @@ from mispair.encoders.encoders import (
     parts_of,
     text_encoder,
 )
-from mispair.encoders.image_hash import DifferenceHash
+from mispair.encoders.image_hash import DifferenceHash, as_hashes
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
+from mispair.pairs.remote import Store
 from mispair.pairs.shards import SideRows, join_views, views_of
-from mispair.pairs.source import Source
+from mispair.pairs.source import Hashes, Source
 from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
 from mispair.support.files import Json, replacing
@@ -57,6 +58,7 @@ _BATCH = 32
 _MOST_THREADS = 8
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
+_HASHES = ("hash_along", "hash_down")  # columns of a table
 _LONGEST_REASON = 200  # characters
 _COUNTS = ("rows", "bad", "bad_images", "bad_captions", "kept")  # of an `Outcome`
 
@@ -256,14 +258,21 @@ def write_shard(
     """Write the vectors and the table of some rows, the table last.
 
     Args:
-        views: Write several views side by side as they are, and the names of images as given.
+        views: Write several views side by side as they are, the names of images as given, and hashes of the images.
     """
     *places, table = (out / name for name in shard_files(number))
     for place, side in zip(places, encoded.sides(pairs.name), strict=True):
         found = [view.gather(rows, np.float16) for view in (views_of(side) if views else [side])]
         with replacing(place) as file:
             np.save(file, np.hstack(found), allow_pickle=False)
-    _write_metadata(table, pairs, rows, encoded.problems, absolute=not views)
+    hashes = as_hashes(encoded.hashes.read(rows)) if views else None
+    _write_metadata(table, pairs, rows, encoded.problems, hashes)
+
+
+def read_hashes(store: Store, name: str) -> Hashes:
+    """Read the hashes (n, 2) of images from the table of a shard, where `write_shard` wrote them."""
+    table = store.table(name, list(_HASHES))
+    return np.column_stack([table[column].to_numpy() for column in _HASHES])
 
 
 @dataclass(frozen=True)
@@ -405,13 +414,14 @@ def _reason(error: Exception) -> str:
 
 
 def _write_metadata(
-    path: Path, pairs: Source, rows: IntArray, problems: dict[int, str], *, absolute: bool = True
+    path: Path, pairs: Source, rows: IntArray, problems: dict[int, str], hashes: Hashes | None = None
 ) -> None:
+    """Write the table of some rows, with absolute paths or, with hashes, with the names of images as given."""
     import pyarrow
     import pyarrow.parquet
 
     paths = pairs.image_texts(rows)
-    if absolute:
+    if hashes is None:
         files = [pairs.image_file(row) for row in rows.tolist()]
         paths = [name if file is None else os.path.abspath(file) for name, file in zip(paths, files, strict=True)]
     columns = {
@@ -422,5 +432,7 @@ def _write_metadata(
         "status": [problems.get(row, OK) for row in rows.tolist()],
     }
     table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})
+    for name, half in zip(_HASHES, () if hashes is None else hashes.T, strict=False):
+        table = table.append_column(name, pyarrow.array(half))
     with replacing(path) as file:
         pyarrow.parquet.write_table(table, file)

@@ -17,6 +17,7 @@ import bench_scale
 from bench_audit import AuditQuality
 from bench_coverage import Measured
 from common import run
+from forked import ThreadsForProcesses
 from made_pairs import made_pairs
 from mispair.errors import ConflictError, InvalidValueError, ShapeError
 from mispair.functional.metrics import auroc
@@ -128,7 +129,8 @@ def test_natural_noise_is_found_and_corrected_for() -> None:
     assert "You say that 10.0%" in bench_audit.NaturalNoise(0.1).sentence()
 
 
-def test_coverage_of_simulated_audits(tmp_path: Path) -> None:
+def test_coverage_of_simulated_audits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_coverage, "ProcessPoolExecutor", ThreadsForProcesses)
     for folder, seed in (("a", 0), ("b", 1)):
         pairs = made_pairs(90, 0.0, seed=seed)
         for side, vectors in (("img_emb", pairs.left), ("text_emb", pairs.right)):

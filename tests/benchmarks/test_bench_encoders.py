@@ -8,6 +8,7 @@ import pytest
 
 import bench_encoders
 from common import run
+from forked import ThreadsForProcesses
 from mispair.errors import InvalidValueError
 from refusals import refused
 
@@ -28,7 +29,8 @@ def test_separation() -> None:
     assert 0.35 < nothing["random"] < 0.65
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_encoders, "ProcessPoolExecutor", ThreadsForProcesses)
     for name, side in zip(("image.efficientnet-lite0", "text.all-minilm-l6-v2"), made(), strict=True):
         np.save(tmp_path / f"{name}.npy", side)
     lines = ["image_path,caption", *(f"{row}.jpg,a caption" for row in range(200)), "0.jpg,another"]

@@ -8,6 +8,7 @@ import pytest
 
 import bench_views
 from common import run
+from forked import ThreadsForProcesses
 from mispair.errors import NotFoundError
 from refusals import refused
 
@@ -20,6 +21,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
             mixed = np.hstack([common, random.standard_normal((200, 8))]) @ random.standard_normal((16, 16))
             np.save(tmp_path / f"{side}_{number + 1}.npy", mixed)
     monkeypatch.setattr(bench_views, "KINDS", ("random", "left"))
+    monkeypatch.setattr(bench_views, "ProcessPoolExecutor", ThreadsForProcesses)
     given = [str(tmp_path), "--out", str(tmp_path / "out.jsonl"), "--seeds"]
     assert run(bench_views.main, [*given, "1"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]

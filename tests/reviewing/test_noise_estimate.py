@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import numpy as np
 import pytest
@@ -109,7 +109,7 @@ def by_hand(
     return rate / len(q), surprise, slope, factor
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(61, 90), annotated=st.booleans(), data=st.data())
 def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, annotated: bool, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
@@ -151,7 +151,7 @@ def test_it_is_unbiased_however_bad_the_scores_are(scores: str) -> None:
     y = (rng.random(400) < truth).astype(float)
     q = {"right": truth, "useless": rng.random(400), "opposite": 1 - truth, "sure": (truth > 0.9).astype(float)}[scores]
     rates = []
-    for seed in range(100):
+    for seed in range(40):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:80]])
         assert found is not None
@@ -171,15 +171,14 @@ def annotated(y: FloatArray, errors: tuple[float, float], rng: np.random.Generat
     return np.where(rng.random(len(y)) < np.where(y == 1, errors[1], errors[0]), 1 - y, y)
 
 
-@pytest.mark.parametrize("kind", ERRORS)
-@pytest.mark.parametrize("scores", ["right", "useless"])
+@pytest.mark.parametrize(("kind", "scores"), list(zip(ERRORS, cycle(["right", "useless"]), strict=False)))
 def test_it_is_unbiased_however_often_an_annotator_errs(kind: str, scores: str) -> None:
     rng = np.random.default_rng(3)
     truth = rng.random(400)
     y = (rng.random(400) < truth).astype(float)
     q = truth if scores == "right" else rng.random(400)
     rates = []
-    for seed in range(60):
+    for seed in range(40):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:80]], annotated(y, ERRORS[kind], rng)[draw.order[:200]])
         assert found is not None
@@ -188,11 +187,12 @@ def test_it_is_unbiased_however_often_an_annotator_errs(kind: str, scores: str) 
     assert abs(error) < 4 * np.std(rates) / math.sqrt(len(rates))
 
 
+@pytest.mark.parametrize(("draws", "least"), [(50, 44), pytest.param(400, 372, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["5 %", "15 %", "30 %", "misses", "false alarms"])
-def test_the_interval_with_an_annotator_covers_the_truth(kind: str) -> None:
+def test_the_interval_with_an_annotator_covers_the_truth(kind: str, draws: int, least: int) -> None:
     """In an independent simulation: another data set, annotator and draw each time."""
     covered, widths = 0, []
-    for seed in range(400):
+    for seed in range(draws):
         rng = np.random.default_rng([4, seed])
         truth = rng.beta(0.15, 0.6, 2000)
         y = (rng.random(2000) < truth).astype(float)
@@ -204,7 +204,7 @@ def test_the_interval_with_an_annotator_covers_the_truth(kind: str) -> None:
         assert alone is not None
         covered += found.low <= y.mean() <= found.high
         widths.append(found.half_width / alone.half_width)
-    assert covered >= 372  # 93 %
+    assert covered >= least
     assert np.mean(widths) < {"5 %": 0.75, "30 %": 0.98}.get(kind, 0.9)
 
 
@@ -279,20 +279,21 @@ def test_no_estimate_from_too_few_decisions() -> None:
     assert few.estimate(np.zeros(5)) is not None
 
 
+@pytest.mark.parametrize("draws", [50, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["right", "overconfident"])
-def test_the_interval_covers_the_truth(kind: str) -> None:
+def test_the_interval_covers_the_truth(kind: str, draws: int) -> None:
     rng = np.random.default_rng(2)
     truth = rng.beta(0.15, 0.6, 3000)
     y = (rng.random(3000) < truth).astype(float)
     odds = np.log(np.clip(truth, 1e-4, 1 - 1e-4) / np.clip(1 - truth, 1e-4, 1))
     q = truth if kind == "right" else 1 / (1 + np.exp(-1.5 * odds))
     covered = 0
-    for seed in range(200):
+    for seed in range(draws):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:300]])
         assert found is not None
         covered += found.low <= y.mean() <= found.high
-    assert covered >= 180
+    assert covered >= 0.9 * draws
 
 
 def test_drawn_in_the_same_order_for_every_size() -> None:

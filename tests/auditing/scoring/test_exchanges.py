@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from functools import cache
 
 import numpy as np
 import pytest
@@ -162,10 +163,15 @@ def test_the_score_is_that_of_the_product(score: float, chance: float) -> None:
     assert found == pytest.approx(probability(np.array([score])) * (1 - np.float32(chance)), abs=1e-6)
 
 
+@cache
+def with_exchanges(side: str) -> tuple[MadePairs, mispair.Audit]:
+    pairs = swapped(made_pairs(1200, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.3, side)
+    return pairs, mispair.audit(pairs.left, pairs.right)
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
-    pairs = swapped(made_pairs(1200, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.3, side)
-    found = mispair.audit(pairs.left, pairs.right)
+    pairs, found = with_exchanges(side)
     alone = found.judge.combination.score(found.scan.measures)
     assert found.scores.exchanged is not None
     assert quality(found.score, pairs.mismatched) > quality(alone, pairs.mismatched) + 0.02
@@ -188,8 +194,7 @@ def test_pairs_without_exchanges_are_left_alone(share: float) -> None:
 def test_about_as_many_trials_are_found_as_exchanges_that_were_made() -> None:
     claimed, true = [], []
     for side in ("left", "right"):
-        pairs = swapped(made_pairs(2500, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.2, side)
-        found = mispair.audit(pairs.left, pairs.right)
+        pairs, found = with_exchanges(side)
         tried = {(trial.kind, trial.by): trial for trial in found.scores.trials}
         assert set(tried) == {(kind, by) for kind in exchanges.ALIKE for by in exchanges.BY}
         for trial in tried.values():

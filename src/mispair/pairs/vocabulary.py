@@ -98,14 +98,14 @@ class Vocabulary:
         kept = (word for word, count in counts.items() if count >= threshold and word not in SPECIAL_WORDS)
         return cls((*SPECIAL_WORDS, *sorted(kept, key=lambda word: (-counts[word], word))))
 
+    def _content(self) -> dict[str, Any]:
+        """The JSON of the SCAN family."""
+        numbered = {str(number): word for number, word in enumerate(self.words)}
+        return {"word2idx": self.index, "idx2word": numbered, "idx": len(self)}
+
     def save(self, path: str | Path) -> None:
         """Write the JSON of the SCAN family, whole or not at all."""
-        content = {
-            "word2idx": self.index,
-            "idx2word": {str(number): word for number, word in enumerate(self.words)},
-            "idx": len(self),
-        }
-        write_atomically(path, json.dumps(content).encode())
+        write_atomically(path, json.dumps(self._content()).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
@@ -115,29 +115,19 @@ class Vocabulary:
             content = json.loads(read_regular(Path(path)))
         except (OSError, ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
             raise unreadable(path, error, expected=expected) from None
-        keys = ("word2idx", "idx2word", "idx")
-        missing = [key for key in keys if not isinstance(content, dict) or key not in content]
-        if missing:
-            raise DamagedError(f"{' and '.join(missing)} missing", where=path, expected=expected)
-        words, problem = _words(*(content[key] for key in keys))
-        if problem:
-            raise DamagedError(problem, where=path, advice="Build the vocabulary again.")
-        return cls(words)
-
-
-def _words(numbers: Any, words: Any, size: Any) -> tuple[tuple[str, ...], str]:
-    """The words in the order of their numbers, and a problem, if any."""
-    if not isinstance(numbers, dict) or not isinstance(words, dict):
-        return (), "word2idx and idx2word are not both JSON objects"
-    ordered = tuple(word for number in range(len(words)) if isinstance(word := words.get(str(number)), str))
-    if len(ordered) < len(words):
-        return (), f"the numbers in idx2word are not 0 to {len(words) - 1:,} with a word each"
-    if numbers != {word: number for number, word in enumerate(ordered)}:
-        different = next((word for number, word in enumerate(ordered) if numbers.get(word) != number), None)
-        detail = f"have {len(numbers):,} and {len(words):,} words" if different is None else f"differ at {different!r}"
-        return (), f"word2idx and idx2word {detail}"
-    if size != len(ordered):
-        return (), f"idx is {size!r}, but there are {len(ordered):,} words"
-    if ordered[:4] != SPECIAL_WORDS:
-        return (), f"the first words are {list(ordered[:4])}, not {', '.join(SPECIAL_WORDS)}"
-    return ordered, ""
+        try:
+            found = cls(tuple(content["idx2word"][str(number)] for number in range(content["idx"])))
+            agree = all(content[key] == value for key, value in found._content().items())
+        except (KeyError, TypeError):
+            agree = False
+        if not agree:
+            advice = "Build the vocabulary again."
+            raise DamagedError(
+                "the keys are missing or contradict each other", where=path, expected=expected, advice=advice
+            )
+        if found.words[:4] != SPECIAL_WORDS:
+            what = f"the first words are {list(found.words[:4])}"
+            raise DamagedError(
+                what, where=path, expected=", ".join(SPECIAL_WORDS), advice="Build the vocabulary again."
+            )
+        return found

@@ -25,12 +25,13 @@ from mispair.errors import (
     NotFoundError,
     ShapeError,
 )
+from mispair.pairs.result_tables import defused_text, original
 from mispair.reviewing import noise_estimate
 from mispair.reviewing import review as review_module
 from mispair.reviewing.decisions import Decision, Decisions, Mode, Verdict
 from mispair.reviewing.pair_table import Filter, PairTable
 from mispair.reviewing.review import Review
-from mispair.reviewing.transfer import _defused, _original, read_decisions, write_decisions
+from mispair.reviewing.transfer import read_decisions, write_decisions
 from refusals import refused
 
 KEEP = Decision("", Verdict.KEEP, session="s")
@@ -276,8 +277,8 @@ def test_decisions_go_to_csv_and_come_back(tmp_path: Path) -> None:
 
 @given(st.text(st.sampled_from("'=+-@\t\rx"), max_size=4))
 def test_a_cell_for_a_spreadsheet_comes_back(cell: str) -> None:
-    assert not _defused(cell).startswith(("=", "+", "-", "@", "\t", "\r"))
-    assert _original(_defused(cell)) == cell
+    assert not defused_text(cell).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert original(defused_text(cell)) == cell
 
 
 @pytest.mark.parametrize(

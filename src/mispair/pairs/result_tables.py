@@ -18,11 +18,10 @@ from mispair.support.files import replacing
 
 TABLE = "pairs.parquet"  # the table of an audit, in its folder
 # Spreadsheets compute cells that begin like this, unless they are numbers.
-_FORMULA = r"^[=+\-@\t\r]"
+_FORMULA = r"^'*[=+\-@\t\r]"  # with apostrophes: `original` takes one away
 _NUMBER = r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
 # Terminals obey control characters, and marks of direction show a text in another order.
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
-_DEFUSED = re.compile(r"'(?=[=+\-@\t\r])")
 
 
 class TableWriter:
@@ -71,13 +70,22 @@ def defused(table: pyarrow.Table) -> pyarrow.Table:
     return table
 
 
+def defused_text(text: str) -> str:
+    """The text with an apostrophe in front if a spreadsheet would compute it.
+
+    >>> defused_text("=1+1"), defused_text("'=1+1"), defused_text("-2")
+    ("'=1+1", "''=1+1", '-2')
+    """
+    return f"'{text}" if re.match(_FORMULA, text) and not re.fullmatch(_NUMBER, text, re.ASCII) else text
+
+
 def original(text: str) -> str:
-    """The text before it was defused, as far as it can be known.
+    """The text before it was defused.
 
     >>> original("'=1+1"), original("'twas")
     ('=1+1', "'twas")
     """
-    return _DEFUSED.sub("", text, count=1) if text.startswith("'") else text
+    return text[1:] if text.startswith("'") and re.match(_FORMULA, text) else text
 
 
 def _harmless(column: Any) -> Any:

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
+from mispair.pairs.result_tables import defused_text, original
 from mispair.reviewing.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
 from mispair.reviewing.pair_table import PairTable, read_audit
 from mispair.support.files import read_regular, unreadable, write_atomically
 from mispair.support.formatting import listed
 
 LONGEST_CELL = 1 << 20
-_COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet computes
 
 
 def decisions_csv(decisions: Iterable[Decision]) -> bytes:
@@ -27,7 +27,7 @@ def decisions_csv(decisions: Iterable[Decision]) -> bytes:
     for decision in sorted(decisions, key=lambda one: one.number):
         cells = {name: getattr(decision, name) for name in COLUMNS}
         cells["time"] = decision.time.isoformat(timespec="milliseconds")
-        writer.writerow("" if cell is None else _defused(str(cell)) for cell in cells.values())
+        writer.writerow("" if cell is None else defused_text(str(cell)) for cell in cells.values())
     return text.getvalue().encode()
 
 
@@ -93,7 +93,7 @@ def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
             if verdict not in list(Verdict):
                 raise InvalidValueError(f"{verdict!r} in line {number}", where=path, expected=", ".join(Verdict))
             texts = ("id", "replaced", "partner", "caption", "reviewer", "accepted")
-            name, replaced, partner, caption, who, accepted = (_original(row.get(column) or "") for column in texts)
+            name, replaced, partner, caption, who, accepted = (original(row.get(column) or "") for column in texts)
             who = who or reviewer
             yield Decision(name, Verdict(verdict), replaced, partner, caption, who, accepted, mode=Mode.IMPORT)
     except csv.Error as error:
@@ -144,12 +144,3 @@ def _argilla(record: dict[str, Any]) -> Choice | None:
     """The last response of a record."""
     given = (record.get("responses") or {}).get("verdict") or []
     return (str(record["id"]), str(given[-1]["value"]), str(given[-1].get("user_id") or "")) if given else None
-
-
-def _defused(cell: str) -> str:
-    """A cell safe for spreadsheets. One with an apostrophe already gets another."""
-    return f"'{cell}" if cell.lstrip("'").startswith(_COMPUTED) else cell
-
-
-def _original(cell: str) -> str:
-    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED) else cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from mispair.auditing.request import local_place, read_audit_mark
 from mispair.config import BEST
 from mispair.errors import DataError, MispairError, NotFoundError
 from mispair.pairs.source import find_image
-from mispair.support.files import Json, read_regular
+from mispair.support.files import read_regular
 
 if TYPE_CHECKING:
     from mispair.pairs.source import Source
@@ -23,41 +23,37 @@ ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 class AuditedData:
     """The data set of an audit. It is opened only for images inside its files, as opening takes time.
 
-    `is_audited` says whether opened pairs are still those of the audit.
+    Attributes:
+        image_folder: The root of image names; None if unknown.
     """
 
     def __init__(
         self, audit: Path, images: Path | None = None, is_audited: Callable[[Source], bool] = lambda _: True
     ) -> None:
+        """
+        Args:
+            audit: The folder of the audit.
+            images: The folder that the image paths start from; by default as in the audit.
+            is_audited: Whether opened pairs are still those of the audit.
+        """
         if images is not None and not images.is_dir():
             expected = "the folder that the image paths start from"
             raise NotFoundError("no such folder", where=images, expected=expected)
-        self._audit, self._images, self._is_audited = audit, images, is_audited
-        self._lock = threading.Lock()
-
-    @cached_property
-    def _request(self) -> Mapping[str, Json]:
-        mark = read_audit_mark(self._audit)
-        return {} if mark is None else mark.request
-
-    @cached_property
-    def _source(self) -> Path | None:
-        """The source of the audit; None if unknown."""
+        mark = read_audit_mark(audit)
+        request = {} if mark is None else mark.request
         try:
-            return local_place(self._request.get("source"))
+            place = local_place(request.get("source"))
         except DataError:  # a copy of what was at a URL, which was deleted
-            return None
-
-    @cached_property
-    def image_folder(self) -> Path | None:
-        """The root of image names; None if unknown."""
-        place = self._source
-        given = self._images or self._request.get("images") or (place.parent if place and place.is_file() else place)
-        return None if given is None else Path(str(given)).resolve()
+            place = None
+        given = images or request.get("images") or (place.parent if place and place.is_file() else place)
+        self.image_folder = None if given is None else Path(str(given)).resolve()
+        self._audit, self._place, self._is_audited = audit, place, is_audited
+        self._has_vectors = bool(request.get("left"))
+        self._lock = threading.Lock()
 
     def has_image(self, row: int, name: str) -> bool:
         """Whether a row names an image or has one inside the files of the data set."""
-        return bool(name) or (self._archive is not None and self._archive.has_image(row))
+        return bool(name) or ((archive := self._archive()) is not None and archive.has_image(row))
 
     def read_image(self, row: int, name: str) -> bytes | None:
         """The image of a row; None without one, or outside the folder of the images."""
@@ -66,20 +62,19 @@ class AuditedData:
             path = None if folder is None or not name else find_image([folder], name)
             if path is not None:
                 return read_regular(path)
-            return None if self._archive is None else self._archive.read_image(row)
+            return None if (archive := self._archive()) is None else archive.read_image(row)
         except (OSError, ValueError):  # a name that is no path is none either
             return None
 
-    @property
     def _archive(self) -> Source | None:
+        """The data set itself, if its images are inside its files."""
         with self._lock:
             return self._opened
 
     @cached_property
     def _opened(self) -> Source | None:
-        """The data set itself, if its images are inside its files."""
         try:
-            if self._source is None or not _holds_archives(self._source):
+            if self._place is None or not _holds_archives(self._place):
                 return None
             from mispair.auditing.folder import read_input  # takes a second, and most data sets do without it
 
@@ -96,12 +91,14 @@ class AuditedData:
 
         True also where it is not known, since the data set is not there any more.
         """
-        if self._request.get("left"):
-            return False
-        try:
-            return self._source is None or not self._source.is_dir() or not _holds_vectors(self._source.resolve())
-        except OSError:
-            return True
+        from mispair.pairs.layouts.datacomp import find_datacomp
+        from mispair.pairs.layouts.opening import recognised
+
+        place = self._place
+        if self._has_vectors or place is None or not place.is_dir():
+            return not self._has_vectors
+        is_run = (place / BEST).is_file()  # `from_training.is_run` without importing torch
+        return not (is_run or find_datacomp(place) or recognised(place.resolve()) == "vectors")
 
 
 def _holds_archives(place: Path) -> bool:
@@ -110,13 +107,3 @@ def _holds_archives(place: Path) -> bool:
         return place.suffix.lower() in ARCHIVES
     endings = {file.suffix.lower() for file in place.rglob("*")}
     return not endings.isdisjoint(ARCHIVES) and endings.isdisjoint(EMBEDDINGS)
-
-
-def _holds_vectors(folder: Path) -> bool:
-    """Whether these are pairs of vectors: of a training run, of DataComp, or of clip-retrieval."""
-    if (folder / BEST).is_file():  # `from_training.is_run` without importing torch
-        return True
-    from mispair.pairs.layouts.datacomp import find_datacomp
-    from mispair.pairs.layouts.opening import recognised
-
-    return bool(find_datacomp(folder)) or recognised(folder) == "vectors"

@@ -67,7 +67,7 @@ class Trial:
 
     def make_set(self, noise_ratio: float) -> tuple[Path, IntArray]:
         """Writes the pairs as train, dev and test, and gives the true pair of each training image."""
-        table = clip_retrieval.open_clip(self.data)
+        table = clip_retrieval.open_split(self.data)
         cuts = len(table) - 2 * self.held_out, len(table) - self.held_out
         images = np.arange(len(table))
         images[: cuts[0]] = caption_noise(images[: cuts[0]], noise_ratio, self.seed)

@@ -101,7 +101,7 @@ def encode_rows(
 def read(out: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, list[Any]]]:
     import pyarrow.parquet
 
-    source = clip_retrieval.open_clip(out)
+    source = clip_retrieval.open_split(out)
     metadata = [pyarrow.parquet.read_table(path).to_pylist() for path in source.files if path.suffix == ".parquet"]
     rows = [row for part in metadata for row in part]
     columns = {name: [row[name] for row in rows] for name in ("id", "image_path", "caption", "status")}

@@ -198,7 +198,7 @@ def _model_for(config: Config, given: Collection[str], data_set: Path | None, *,
         return {} if "model" in given or opening.layout(data_set) != "vectors" else {"model": FOR_VECTORS}
     if not grid:
         found = "images and captions are vectors without `grid`"
-        opening.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
+        clip_retrieval.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
     if "model" not in given:
         return {"model": FOR_SETS if grid else FOR_VECTORS}
     if find(config.model).takes_vectors == grid:
@@ -283,7 +283,7 @@ def _of_splits(
     if work.data_set is None:
         return {names[split]: columns.take(rows) for split, rows in read_rows(out / FEATURES).items()}
     if work.pairs.split is None:
-        first = clip_retrieval.open_clip(out / FEATURES).first_rows
+        first = clip_retrieval.open_split(out / FEATURES).first_rows
         return {name: columns.take(clip_retrieval.cut(first, split)) for split, name in names.items()}
     parts = load_splits(config).parts
     return {**(audit_splits(parts, config, console) if len(parts) > 1 else {}), AUDITED[0]: columns}

@@ -110,7 +110,7 @@ def test_subfolders_are_splits(tmp_path: Path) -> None:
 
 def test_take_reads_any_ascending_rows(tmp_path: Path) -> None:
     write_vectors(tmp_path, [4, 2, 3])
-    side = clip_retrieval.open_clip(tmp_path).left
+    side = clip_retrieval.open_split(tmp_path).left
     for rows in ([1, 2], [0, 3], [3, 4], [0, 2, 5, 8], [6, 7, 8], list(range(9))):
         found = clip_retrieval.take(side, np.array(rows))
         assert found[:, 0].tolist() == rows

@@ -9,7 +9,7 @@ its first row goes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
-from mispair.errors import NotFoundError, ShapeError, TooFewError
+from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.edits import Edits, write_vectors
+from mispair.pairs.layouts.precomp import DevProtocol
 from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, Pairs, Vectors
@@ -26,6 +27,7 @@ from mispair.pairs.result_tables import write_table
 from mispair.pairs.shards import File, SideRows, open_files
 from mispair.pairs.source import DataSetFolder
 from mispair.pairs.tables import Table, open_table
+from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed
 
@@ -41,13 +43,13 @@ def is_embedding_folder(folder: Path) -> bool:
     return (folder / "img_emb").is_dir() and (folder / "text_emb").is_dir()
 
 
-def found_splits(folder: Path) -> list[str]:
-    """The splits of the folder: its subfolders in this layout, else the three parts of its rows."""
+def found_splits(folder: Path) -> dict[str, list[Path]]:
+    """The splits of the folder, all complete: its subfolders in this layout, else the three parts of its rows."""
     if is_embedding_folder(folder):
-        return list(SPLITS)
+        return {split: [] for split in SPLITS}
     inside = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and is_embedding_folder(path)]
     # Subfolders that are not named like splits are data sets of their own.
-    return inside if set(inside) & set(SPLITS) else []
+    return {split: [] for split in inside} if set(inside) & set(SPLITS) else {}
 
 
 def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Table | None:
@@ -121,12 +123,21 @@ def take(side: SideRows, rows: IntArray) -> npt.NDArray[Any]:
     return open_array(shard.path, ndim=2, kind="vector")[start : start + len(rows)]
 
 
-def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
+def load(
+    folder: Path,
+    split: str,
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    dev_protocol: DevProtocol = "full",
+    captions_per_image: int | None = None,
+    finite: bool = True,
+) -> Pairs:
     """Read one split; see `mispair.pairs.layouts.opening.load`."""
+    refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
     name = f"{data_name(folder)} {split}"
     whole = is_embedding_folder(folder)
     place = folder if whole else folder / split
-    source = open_clip(place)
+    source = open_split(place)
     first = source.first_rows
     rows = cut(first, split) if whole else np.arange(len(first))
     if not len(rows):
@@ -158,6 +169,22 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
     )
 
 
+def refuse_for_vectors(
+    found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
+) -> None:
+    """Raise if a setting says how to read region features and captions, because it would have no effect."""
+    if captions_per_image is not None:
+        name, how = "captions_per_image", "rows of one image are known by an equal image_path in metadata/"
+    elif dev_protocol != "full":
+        name, how = "dev_protocol", "vectors validate on all of dev"
+    elif isinstance(vocabulary, str | Path):
+        name, how = "vocabulary", "vectors have no words"
+    else:
+        return
+    what = f"for region features and captions, but {found}: {how}"
+    raise ConflictError(what, where=name, advice="Leave it out.")
+
+
 def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
     """Whether all rows of an image have the same vector."""
     return all(
@@ -166,7 +193,7 @@ def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
     )
 
 
-def open_clip(folder: Path, split: str | None = None) -> ClipRetrieval:
+def open_split(folder: Path, split: str | None = None) -> ClipRetrieval:
     """Open the vectors of a folder, or of a split in a subfolder, to be audited, still on disk."""
     folder = folder / (split or "")
     paths = [shard_paths(folder, stem) for stem in SIDE_FOLDERS]
@@ -180,7 +207,7 @@ def open_clip(folder: Path, split: str | None = None) -> ClipRetrieval:
 class ClipRetrieval(DataSetFolder):
     """Numbered shards of vectors and of a table. A copy has no empty shards."""
 
-    def _found(self) -> list[str]:
+    def _found(self) -> Iterable[str]:
         return found_splits(self.root)
 
     def _patterns(self, split: str) -> list[str]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from mispair.config import Config
 from mispair.errors import (
@@ -75,26 +75,29 @@ _ALONE = (".csv", ".tsv", ".psv", ".json", ".jsonl", ".ndjson")  # may be the on
 _INSIDE = (".txt", ".tar", ".parquet", ".jsonl", ".ndjson", *IMAGE_SUFFIXES)
 
 
-class Features(NamedTuple):
-    """A way to store region features or vectors, in splits."""
+class Features(Protocol):
+    """A module that reads folders of region features or vectors, in splits."""
 
-    splits: Callable[[Path], dict[str, bool]]  # whether each split of a folder has all of its files
-    load: Callable[..., Pairs]  # reads a split to train on
-    open: Callable[[Path, str | None], DataSetFolder]  # opens a split to audit, or the whole folder
+    def found_splits(self, folder: Path) -> dict[str, list[Path]]:
+        """The missing files of each split; a folder of another layout has no splits."""
+
+    def load(
+        self,
+        folder: Path,
+        split: str,
+        *,
+        vocabulary: Vocabulary | str | Path | None = None,
+        dev_protocol: DevProtocol = "full",
+        captions_per_image: int | None = None,
+        finite: bool = True,
+    ) -> Pairs:
+        """Read a split to train on; see `load` below."""
+
+    def open_split(self, folder: Path, split: str | None) -> DataSetFolder:
+        """Open a split to audit, or the whole folder."""
 
 
-FEATURES: dict[FeatureLayout, Features] = {
-    "precomp": Features(
-        lambda folder: {split: len(parts) == 2 for split, parts in precomp.found_splits(folder).items()},
-        precomp.load,
-        precomp.open_precomp,
-    ),
-    "vectors": Features(
-        lambda folder: dict.fromkeys(clip_retrieval.found_splits(folder), True),
-        clip_retrieval.load,
-        clip_retrieval.open_clip,
-    ),
-}
+FEATURES: dict[FeatureLayout, Features] = {"precomp": precomp, "vectors": clip_retrieval}
 
 
 def open_source(
@@ -133,7 +136,7 @@ def open_source(
         require_split(root, split)
     # The image folder comes first: a name without ending must not find a text file of the data set.
     places = image_places(images) or (root / "images", *((root / split,) if split else ()), root, Path())
-    return replace(FEATURES[kind].open(root, split), images=places, folder=root, split=split)
+    return replace(FEATURES[kind].open_split(root, split), images=places, folder=root, split=split)
 
 
 def open_raw(
@@ -239,38 +242,25 @@ def load(
     require_split(folder, split)
     if finite:
         check_as_encoded(folder)
-    reading = {"vocabulary": vocabulary, "dev_protocol": dev_protocol, "captions_per_image": captions_per_image}
-    if kind == "vectors":
-        refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
-        reading = {}
-    return FEATURES[kind].load(folder, split, finite=finite, **reading)
-
-
-def refuse_for_vectors(
-    found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
-) -> None:
-    """Raise if a setting says how to read region features and captions, because it would have no effect."""
-    if captions_per_image is not None:
-        name, how = "captions_per_image", "rows of one image are known by an equal image_path in metadata/"
-    elif dev_protocol != "full":
-        name, how = "dev_protocol", "vectors validate on all of dev"
-    elif isinstance(vocabulary, str | Path):
-        name, how = "vocabulary", "vectors have no words"
-    else:
-        return
-    what = f"for region features and captions, but {found}: {how}"
-    raise ConflictError(what, where=name, advice="Leave it out.")
+    return FEATURES[kind].load(
+        folder,
+        split,
+        vocabulary=vocabulary,
+        dev_protocol=dev_protocol,
+        captions_per_image=captions_per_image,
+        finite=finite,
+    )
 
 
 def splits(data: str | Path) -> list[str]:
     """The complete splits: train, dev, test, testall, then others by the alphabet."""
-    return [split for split, whole in found_splits(data).items() if whole]
+    return [split for split, missing in found_splits(data).items() if not missing]
 
 
-def found_splits(data: str | Path) -> dict[str, bool]:
-    """The splits with any file, and whether they are complete; loading an incomplete one names the missing file."""
+def found_splits(data: str | Path) -> dict[str, list[Path]]:
+    """The splits with any file, and their missing files."""
     folder = find_folder(data)
-    found = FEATURES[layout(folder)].splits(folder)
+    found = FEATURES[layout(folder)].found_splits(folder)
     return {split: found[split] for split in natural_order(list(found))}
 
 
@@ -331,7 +321,7 @@ def find_folder(data: str | Path) -> Path:
 
 def recognised(folder: Path) -> FeatureLayout | None:
     """The layout of a folder to train on; None for other folders."""
-    return next((name for name, one in FEATURES.items() if one.splits(folder)), None)
+    return next((name for name, one in FEATURES.items() if one.found_splits(folder)), None)
 
 
 def is_data_set(place: Path) -> bool:
@@ -341,17 +331,12 @@ def is_data_set(place: Path) -> bool:
 
 def require_split(folder: Path, split: str) -> None:
     """Raise if the folder does not have a split."""
-    names = splits(folder)
+    found = found_splits(folder)
+    names = [name for name, missing in found.items() if not missing]
     if split in names:
         return
-    parts = precomp.found_splits(folder).get(split, set())
-    if parts:
-        there, path = (
-            ("captions", precomp.features_path(folder, split))
-            if "captions" in parts
-            else ("features", precomp.captions_path(folder, split))
-        )
-        raise NotFoundError(f"the {there} of {split} are there, but {path.name} is missing", where=folder)
+    if split in found:
+        raise NotFoundError(f"the split {split} has no {found[split][0].name}", where=folder)
     only_testall = split == "test" and "testall" in names
     raise NotFoundError(
         f"no split named {split}",

@@ -40,13 +40,11 @@ _SAMPLED_BLOCKS = 64
 FILES = ("ims.npy", "caps.txt", "caps.tsv", "ids.txt")
 
 
-def found_splits(folder: Path) -> dict[str, set[str]]:
-    """The parts of each split of the folder: "features" and "captions"."""
-    found: dict[str, set[str]] = {}
-    for pattern, part in (("*_ims.npy", "features"), ("*_caps.txt", "captions"), ("*_caps.tsv", "captions")):
-        for path in folder.glob(pattern):
-            found.setdefault(path.name.rpartition("_")[0], set()).add(part)
-    return found
+def found_splits(folder: Path) -> dict[str, list[Path]]:
+    """The splits of the folder, and which of their files are missing: of the features or of the captions."""
+    found = {path.name.rpartition("_")[0] for end in FILES[:3] for path in folder.glob(f"*_{end}")}
+    both = {split: (features_path(folder, split), captions_path(folder, split)) for split in sorted(found)}
+    return {split: [path for path in paths if not path.exists()] for split, paths in both.items()}
 
 
 def features_path(folder: Path, split: str) -> Path:
@@ -268,7 +266,7 @@ def load(
     return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name, origin=Origin.read(folder))
 
 
-def open_precomp(folder: Path, split: str | None) -> ScanFeatures:
+def open_split(folder: Path, split: str | None) -> ScanFeatures:
     """Open a split to be audited: the mean of the regions of each image, and vectors of the words of each caption."""
     split = split or "train"
     parts = read(folder, split)

@@ -35,8 +35,8 @@ from mispair.config import Config
 from mispair.pairs.layouts import clip_retrieval
 from mispair.pairs.noise import caption_noise
 from mispair.reviewing.decisions import Decision, Verdict, read_answers, read_partnered
-from mispair.reviewing.pair_table import Filter
-from mispair.reviewing.review import PairView, Review, State
+from mispair.reviewing.pair_table import Filter, Pair
+from mispair.reviewing.review import Review, State
 from mispair.reviewing.reviewed import export
 from mispair.reviewing.transfer import read_decisions, write_decisions
 from mispair.support.arrays import IntArray
@@ -117,7 +117,7 @@ class Trial:
         return run.evaluation.averaged.rsum
 
 
-Decide = Callable[[PairView, IntArray, list[str]], Decision]
+Decide = Callable[[Pair, IntArray, list[str]], Decision]
 
 
 def _decide_all(review: Review, decide: Decide, images: IntArray, wanted: Filter, state: State) -> Counter[str]:
@@ -126,7 +126,7 @@ def _decide_all(review: Review, decide: Decide, images: IntArray, wanted: Filter
     return review.progress()
 
 
-def find_partner(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
+def find_partner(pair: Pair, images: IntArray, ids: list[str]) -> Decision:
     """Keeps a pair that matches, re-pairs one whose true partner is suggested, and drops any other.
 
     Args:
@@ -142,14 +142,14 @@ def find_partner(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
     return Decision(pair.id, Verdict.DROP)
 
 
-def write_caption(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
+def write_caption(pair: Pair, images: IntArray, ids: list[str]) -> Decision:
     """Keeps a pair that matches, and gives any other its true caption, by its vector."""
     if images[pair.row] == pair.row:
         return Decision(pair.id, Verdict.KEEP)
     return Decision(pair.id, Verdict.REPAIR, "right", ids[images[pair.row]])
 
 
-def find_partner_or_write(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
+def find_partner_or_write(pair: Pair, images: IntArray, ids: list[str]) -> Decision:
     """As `find_partner`, but gives pairs that it would drop their true captions."""
     found = find_partner(pair, images, ids)
     return write_caption(pair, images, ids) if found.verdict is Verdict.DROP else found

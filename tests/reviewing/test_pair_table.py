@@ -131,7 +131,7 @@ def test_suggestions_are_found_by_row(tmp_path: Path) -> None:
     expected = [("right", 0, 0.4), ("left", 1, 0.2)]
 
     def found(table: PairTable) -> list[tuple[str, int, float]]:
-        return [(one.replaced, one.row, round(one.score, 3)) for one in table.suggestions(2)]
+        return [(one.replaced, one.row, round(one.score or 0, 3)) for one in table.suggestions(2)]
 
     assert found(table) == expected
     assert table.suggestions(0) == []

@@ -101,7 +101,7 @@ def test_reasons_are_counted_and_shown_each(review: Review) -> None:
     assert counts["image is tiny"] == 12
     assert counts["caption is empty"] == 6
     assert counts["other items fit either side better"] == 15
-    assert review.view(10).reasons == ["other items fit either side better", "caption is empty", "image is tiny"]
+    assert review.view(10).reasons_once == ["other items fit either side better", "caption is empty", "image is tiny"]
 
 
 def test_a_folder_that_is_no_audit_is_refused(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_pair_has_its_suggestions_best_first(review: Review) -> None:
     view = review.view(3)
     assert (view.id, view.status) == ("p3", "ok")
     assert view.score == pytest.approx(0.05)
-    found = [(one.replaced, one.id, round(one.score, 1)) for one in view.suggestions]
+    found = [(one.replaced, one.id, round(one.score or 0, 1)) for one in view.suggestions]
     assert found == [("right", "p4", 0.9), ("right", "p5", 0.6), ("left", "p4", 0.9), ("left", "p5", 0.6)]
     assert not review.view(50).suggestions
     with refused(NotFoundError, review.folder, "60"):

@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from mispair.reviewing.decisions import ReviewFile
+from mispair.reviewing.decisions import ReviewFile, Verdict
 
 ROUNDING = 1e-9  # by which sums of prices may differ
 
@@ -41,6 +41,11 @@ class Answer:
     caption: str  # of the pair, as it was asked about
     kind: AnswerKind
     text: str = ""  # the beginning of the reply
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The decision that this answer suggests; None without a clear answer."""
+        return {AnswerKind.MATCHED: Verdict.KEEP, AnswerKind.MISMATCHED: Verdict.DROP}.get(self.kind)
 
 
 _COLUMNS = "question, annotator, name, id, caption, kind, text"

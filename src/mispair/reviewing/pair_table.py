@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,10 @@ from mispair.support.owned_folder import check_unchanged
 if TYPE_CHECKING:
     import pyarrow
 
-TEXTS = ("id", "caption", "image", "status", "reason", "reasons", "source")
+    from mispair.reviewing.answers import Answer
+    from mispair.reviewing.decisions import Decision
+
+TEXTS = ("id", "caption", "image", "status", "reason", "reasons", "source")  # as in `Pair`
 NEEDED = ("id", "status", "match_score", "is_mismatch")
 SEPARATOR = "; "  # of several reasons in a cell
 REMEMBERED = 8  # selections
@@ -45,25 +48,31 @@ class Filter:
     sort: Sort = "score"
 
 
-class Pair(NamedTuple):
-    """The texts of a pair; empty for missing columns."""
+@dataclass(frozen=True)
+class Pair:
+    """A pair of an audit, or one that a better partner of another pair is taken from. Missing texts are empty."""
 
     row: int
+    score: float | None  # match score, of a better partner that of the new pair; None if it could not be read
     id: str
     caption: str
     image: str
     status: str
     reason: str
-    reasons: str
+    reasons: str  # several, with `; ` between them
     source: str
+    replaced: str = ""  # the side that a better partner replaces, "left" or "right"
+    # What the page shows besides; `Review.views` and `Review.view` fill it in.
+    has_image: bool = False
+    decision: Decision | None = None  # the one that counts now
+    opinions: Sequence[Answer] = ()  # of annotators; no decisions until a person accepts them
+    suggestions: Sequence[Pair] = ()  # better partners
 
-
-class Suggestion(NamedTuple):
-    """A better partner for one side of a pair."""
-
-    replaced: str  # the side that it replaces, "left" or "right"
-    row: int  # of the pair that it is taken from
-    score: float  # probability that the new pair matches
+    @property
+    def reasons_once(self) -> list[str]:
+        """The main reason against the pair, and its other faults."""
+        others = (one for one in self.reasons.split(SEPARATOR) if f"its {one}" != self.reason)
+        return [part for part in (self.reason, *others) if part]
 
 
 class PairTable:
@@ -105,10 +114,11 @@ class PairTable:
         return np.flatnonzero(~np.isnan(self.score)).astype(np.int32)
 
     def read(self, rows: Sequence[int] | Rows) -> list[Pair]:
-        """The texts of these rows, in their order."""
+        """The texts and scores of these rows, in their order."""
         wanted = np.asarray(rows, dtype=np.int64)
+        scores = [None if np.isnan(score) else score for score in self.score[wanted].tolist()]
         columns = (column.take(wanted).fill_null("").to_pylist() for column in self._texts.values())
-        return [Pair(*pair) for pair in zip(wanted.tolist(), *columns, strict=True)]
+        return [Pair(*pair) for pair in zip(wanted.tolist(), scores, *columns, strict=True)]
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
         """The rows of these ids, without unknown ones; the first row of a repeated id."""
@@ -123,11 +133,13 @@ class PairTable:
         place, first = np.unique(places.take(rows), return_index=True)
         return dict(zip(wanted.take(place).to_pylist(), rows[first].tolist(), strict=True))
 
-    def suggestions(self, row: int) -> list[Suggestion]:
+    def suggestions(self, row: int) -> list[Pair]:
         """Better partners of a row, the best first; none for a row with a repeated id."""
         low, high = np.searchsorted(self._suggestions["row"], [row, row + 1])
-        columns = (self._suggestions[name][low:high].tolist() for name in ("is_left", "other", "score"))
-        return [Suggestion("left" if is_left else "right", *one) for is_left, *one in zip(*columns, strict=True)]
+        is_left, others, scores = (self._suggestions[name][low:high] for name in ("is_left", "other", "score"))
+        sides = np.where(is_left, "left", "right")
+        found = zip(self.read(others), sides.tolist(), scores.tolist(), strict=True)
+        return [replace(pair, replaced=side, score=score) for pair, side, score in found]
 
     def _read_suggestions(self, path: Path) -> Mapping[str, npt.NDArray[Any]]:
         """The suggestions for the first row of each id, by row and score."""

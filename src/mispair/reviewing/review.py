@@ -20,7 +20,7 @@ from mispair.auditing.output_files import SUMMARY
 from mispair.auditing.summary import AuditSummary, NoiseEstimate
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.functional.logistic import FloatArray
-from mispair.reviewing.answers import AnswerKind, Answers
+from mispair.reviewing.answers import Answers
 from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.reviewing.noise_estimate import (
@@ -31,7 +31,7 @@ from mispair.reviewing.noise_estimate import (
     annotator_errors,
     most_instructive,
 )
-from mispair.reviewing.pair_table import SEPARATOR, Filter, Pair, PairTable, Rows, Suggestion
+from mispair.reviewing.pair_table import Filter, Pair, PairTable, Rows
 
 if TYPE_CHECKING:
     from mispair.pairs.source import Source
@@ -39,45 +39,8 @@ if TYPE_CHECKING:
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
 RESERVED = 120.0  # seconds for which a drawn pair is not given to another session
-SHOWN = 6  # suggestions of a pair
+SHOWN = 3  # suggestions of each side of a pair
 VERDICTS, UNDECIDED = list(Verdict), -1
-
-
-@dataclass(frozen=True)
-class PairView:
-    """A pair as the page shows it."""
-
-    row: int
-    id: str
-    caption: str
-    has_image: bool
-    score: float | None  # None if it could not be read
-    reasons: Sequence[str]
-    status: str
-    source: str
-    decision: Decision | None  # the one that counts now
-    opinions: Sequence[Opinion] = ()
-    suggestions: Sequence[SuggestionView] = ()
-
-
-@dataclass(frozen=True)
-class Opinion:
-    """An annotator's opinion of a pair: no decision until a person accepts it."""
-
-    annotator: str
-    verdict: Verdict  # keep or drop
-
-
-@dataclass(frozen=True)
-class SuggestionView:
-    """A better partner as the page shows it."""
-
-    replaced: str
-    id: str
-    row: int
-    caption: str
-    has_image: bool
-    score: float
 
 
 @dataclass(frozen=True)
@@ -95,15 +58,6 @@ class RateProgress:
     def reaches(self, half_width: float = PRECISION) -> bool:
         """Whether the interval is narrow enough."""
         return self.estimate is not None and self.estimate.half_width <= half_width
-
-
-def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
-    """The main reason against a pair, and its other faults.
-
-    >>> _each_once("its image is tiny", ["image is tiny", "caption is empty"])
-    ['its image is tiny', 'caption is empty']
-    """
-    return [part for part in (reason, *(one for one in shown if f"its {one}" != reason)) if part]
 
 
 def decided_rate(folder: Path) -> NoiseEstimate | None:
@@ -134,45 +88,25 @@ class Review:
 
     # Showing
 
-    def view(self, row: int) -> PairView:
+    def view(self, row: int) -> Pair:
         """One pair with its suggestions."""
         if not 0 <= row < len(self.table):
             raise NotFoundError(f"no row {row} among {len(self.table):,} pairs", where=self.folder)
-        return replace(self.views([row])[0], suggestions=self._suggestions(row))
-
-    def views(self, rows: Sequence[int] | Rows) -> list[PairView]:
-        """Pairs without their suggestions."""
-        return [self._view(pair) for pair in self.table.read(rows)]
-
-    def _view(self, pair: Pair) -> PairView:
-        score = float(self.table.score[pair.row])
-        return PairView(
-            row=pair.row,
-            id=pair.id,
-            caption=pair.caption,
-            has_image=self.data.has_image(pair.row, pair.image),
-            score=None if np.isnan(score) else score,
-            reasons=_each_once(pair.reason, pair.reasons.split(SEPARATOR)),
-            status=pair.status,
-            source=pair.source,
-            decision=self.decisions.get(pair.id),
-            opinions=[
-                Opinion(answer.name, Verdict.DROP if answer.kind is AnswerKind.MISMATCHED else Verdict.KEEP)
-                for answer in self.answers.on(pair.id)
-                if answer.caption == pair.caption and answer.kind in (AnswerKind.MATCHED, AnswerKind.MISMATCHED)
-            ],
-        )
-
-    def _suggestions(self, row: int) -> list[SuggestionView]:
         found = self.table.suggestions(row)
-        shown: list[Suggestion] = []
-        for side in ("right", "left"):
-            shown += [one for one in found if one.replaced == side][: SHOWN // 2]
+        shown = [one for side in ("right", "left") for one in [one for one in found if one.replaced == side][:SHOWN]]
+        suggestions = [replace(one, has_image=self.data.has_image(one.row, one.image)) for one in shown]
+        return replace(self.views([row])[0], suggestions=suggestions)
+
+    def views(self, rows: Sequence[int] | Rows) -> list[Pair]:
+        """Pairs without their suggestions."""
         return [
-            SuggestionView(
-                one.replaced, pair.id, pair.row, pair.caption, self.data.has_image(pair.row, pair.image), one.score
+            replace(
+                pair,
+                has_image=self.data.has_image(pair.row, pair.image),
+                decision=self.decisions.get(pair.id),
+                opinions=[one for one in self.answers.on(pair.id) if one.caption == pair.caption and one.verdict],
             )
-            for one, pair in zip(shown, self.table.read([one.row for one in shown]), strict=True)
+            for pair in self.table.read(rows)
         ]
 
     @property
@@ -238,8 +172,10 @@ class Review:
                 "This data set has vectors instead of captions, so no new caption can be written to it",
                 advice="Re-pair or drop the pair",
             )
-        said = Opinion(decision.accepted, decision.verdict)
-        is_said = decision.mode is not Mode.RATE and all(said in view.opinions for view in self.views(rows))
+        is_said = decision.mode is not Mode.RATE and all(
+            any((one.name, one.verdict) == (decision.accepted, decision.verdict) for one in pair.opinions)
+            for pair in self.views(rows)
+        )
         if decision.accepted and not is_said:  # nor are the decisions that check annotators influenced by them
             raise NotFoundError(f"{decision.accepted} does not say so", advice="Reload the page")
         names = {pair.row: pair.id for pair in self.table.read(list(dict.fromkeys(rows)))}

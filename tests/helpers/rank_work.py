@@ -27,8 +27,7 @@ from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
-from mispair.training import checkpoint, pace
-from mispair.training.events import StepEvent
+from mispair.training import checkpoint
 from mispair.training.fit import fit
 from mispair.training.run_folder import OtherRank
 from mispair.training.trainer import AUGMENTATION, Trainer
@@ -58,25 +57,19 @@ def noisy_pairs(model: str) -> Pairs:
 
 
 def gradients(ranks: Ranks, cases: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """By case: how far gradients and epoch states of one team of all, and of two teams, are from one process."""
+    """By case: how far gradients and epoch states of all ranks together are from one process."""
     return [_differences(ranks, small_config(device="cpu", batch_size=11, **case)) for case in cases]
 
 
 def _differences(ranks: Ranks, config: Config) -> dict[str, float]:
     with float64():
-        halves = ranks.teams(2)
-        half = halves[ranks.rank * 2 // ranks.size]
-        expected = _gradients(config, ALONE, Ranks())
-        return {
-            **_compared("world", expected, _gradients(config, ranks.world, ranks)),
-            **_compared("half", expected, _gradients(config, half, ranks)),
-        }
+        return _compared(_gradients(config, Ranks()), _gradients(config, ranks))
 
 
-def _gradients(config: Config, team: Team, ranks: Ranks) -> dict[str, Tensor]:
+def _gradients(config: Config, ranks: Ranks) -> dict[str, Tensor]:
     """Of a step in the warm-up and of one in the main epochs, by each network; and what the method knows by then."""
-    together = Ranks() if team.alone else ranks
-    trainer = Trainer(config, noisy_pairs(config.model), None, OtherRank(Path("none"), config), ranks=together)
+    team = ranks.world
+    trainer = Trainer(config, noisy_pairs(config.model), None, OtherRank(Path("none"), config), ranks=ranks)
     for net in trainer.nets:
         net.double()
         shake(net, seed=3)
@@ -114,7 +107,7 @@ def _flat(state: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
         yield name, torch.as_tensor(state)
 
 
-def _compared(name: str, expected: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, float]:
+def _compared(expected: dict[str, Tensor], found: dict[str, Tensor]) -> dict[str, float]:
     """The largest differences of gradients and of states, beside the size of the tensor."""
     assert expected.keys() == found.keys()
     apart = {
@@ -124,8 +117,8 @@ def _compared(name: str, expected: dict[str, Tensor], found: dict[str, Tensor]) 
     }
     states = {key for key in apart if key.startswith("state")}
     return {
-        f"{name} gradients": max(value for key, value in apart.items() if key not in states),
-        f"{name} states": max((apart[key] for key in states), default=0.0),
+        "gradients": max(value for key, value in apart.items() if key not in states),
+        "states": max((apart[key] for key in states), default=0.0),
     }
 
 
@@ -167,8 +160,7 @@ def train(ranks: Ranks, folder: Path, settings: dict[str, Any], stop: int | None
         if len(made) == stop and ranks.rank == ranks.size - 1:  # a signal to one of them stops all
             trainer.stop(signal.SIGTERM)
 
-    # Ranks look for signals after every step.
-    with float64(), patch.object(Trainer, "_step", counted), patch.object(pace, "ROUND_SECONDS", 0.0):
+    with float64(), patch.object(Trainer, "_step", counted):
         try:
             matcher = fit(pairs, dev, out=folder, **config)
         except StoppedError as error:
@@ -183,9 +175,11 @@ def first_losses(ranks: Ranks) -> list[float]:
     trainer.begin(0)
     trainer._share(ranks.world)
     torch.manual_seed(3)
-    for _ in trainer.steps(most=3):
-        pass
-    return [event.loss for event in trainer.run.unsent() if isinstance(event, StepEvent)]
+    events: list[Any] = []
+    with patch.object(OtherRank, "log", lambda _, event: events.append(event)):
+        for _ in trainer.steps(most=3):
+            pass
+    return [event.loss for event in events]
 
 
 def local_gradients(ranks: Ranks, settings: dict[str, Any]) -> list[float]:

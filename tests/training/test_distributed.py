@@ -88,9 +88,8 @@ def test_layers_treat_parts_as_parts_of_the_whole() -> None:
 @pytest.mark.parametrize(
     "size",
     [
-        pytest.param(2, marks=pytest.mark.slow, id="a network each"),
-        pytest.param(3, marks=pytest.mark.slow, id="one team of three"),
-        pytest.param(4, id="two teams of two"),
+        pytest.param(2, id="two"),
+        pytest.param(3, marks=pytest.mark.slow, id="three"),
     ],
 )
 def test_a_run_follows_that_of_one_process(size: int, tmp_path: Path, reference: tuple[Path, dict[str, Any]]) -> None:
@@ -98,8 +97,7 @@ def test_a_run_follows_that_of_one_process(size: int, tmp_path: Path, reference:
     results = on_ranks(size, train, tmp_path / "run", REPAIR)
     for result in results:
         assert result["rsum"] == pytest.approx(expected["rsum"])
-    made = sum(result["steps"] for result in results)
-    assert made == expected["steps"] * (size // 2 if size % 2 == 0 else size)  # a rank of two teams makes one half
+        assert result["steps"] == expected["steps"]
     check_alike(tmp_path / "run", folder)
     events = [sorted((run / "metrics.jsonl").read_text().splitlines()) for run in (tmp_path / "run", folder)]
     places = [[(e["event"], e["step"], e.get("network")) for e in map(json.loads, lines)] for lines in events]
@@ -110,7 +108,7 @@ def test_a_run_follows_that_of_one_process(size: int, tmp_path: Path, reference:
 def test_a_stopped_run_goes_on_with_another_number_of_ranks(
     tmp_path: Path, reference: tuple[Path, dict[str, Any]]
 ) -> None:
-    for size, stop in ((4, 3), (3, 5), (2, 2)):  # two teams, one, and two again; in the middle of epochs
+    for size, stop in ((4, 3), (3, 5), (2, 2)):  # in the middle of epochs
         results = on_ranks(size, train, tmp_path / "run", REPAIR, stop)
         assert all(result["code"] == 128 + 15 for result in results), results
     alone(train, tmp_path / "run", REPAIR)
@@ -177,7 +175,7 @@ def test_what_several_ranks_cannot_train_is_refused() -> None:
     several: Any = SimpleNamespace(size=2)
     with refused(ConflictError, where="local_negatives", names="mscn"):
         check_ranks(override(Config(), {"method": "mscn", "local_negatives": True}), several)
-    with patch.object(Plain, "teams", 0), refused(ConflictError, where="method", names="plain"):
+    with patch.object(Plain, "distributed", False), refused(ConflictError, where="method", names="plain"):
         check_ranks(Config(), several)
 
 

@@ -32,10 +32,10 @@ T = TypeVar("T")
 
 
 class Team:
-    """Ranks with a common batch. `first` is the rank of its first process among all processes."""
+    """Ranks with a common batch."""
 
-    def __init__(self, rank: int = 0, size: int = 1, first: int = 0, group: dist.ProcessGroup | None = None) -> None:
-        self.rank, self.size, self.first, self._group = rank, size, first, group
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
         self.count = 0  # size of the batch, while this rank works on its part
 
     @property
@@ -94,7 +94,13 @@ class Team:
         """Replace tensors with their sum over the ranks, in one message for each dtype."""
         if self.alone:
             return
-        _in_one_message(tensors, self._sum)
+        tensors = [tensor.detach() for tensor in tensors]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
+            self._sum(flat)
+            for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
+                tensor.copy_(new.view_as(tensor))
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Sum the gradients of all ranks."""
@@ -109,7 +115,7 @@ class Team:
 
     def _sum(self, tensor: Tensor) -> None:
         with _message():
-            dist.all_reduce(tensor, group=self._group)
+            dist.all_reduce(tensor)
 
     def _gathered(self, part: Tensor, count: int) -> Tensor:
         bounds = self._bounds(count)
@@ -119,22 +125,11 @@ class Team:
             sent = torch.cat([sent, sent.new_zeros(max(sizes) - len(sent), *sent.shape[1:])])
         received = sent.new_empty(self.size, *sent.shape)
         with _message():
-            dist.all_gather(list(received.unbind()), sent, group=self._group)
+            dist.all_gather(list(received.unbind()), sent)
         return torch.cat([rows[:size] for rows, size in zip(received, sizes, strict=True)])
 
 
 ALONE = Team()
-
-
-def _in_one_message(tensors: Iterable[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Apply `send` to tensors, in place, as one flat tensor for each dtype."""
-    tensors = [tensor.detach() for tensor in tensors]
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
-        flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
-        send(flat)
-        for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
-            tensor.copy_(new.view_as(tensor))
 
 
 class _Gather(torch.autograd.Function):
@@ -170,24 +165,21 @@ class Ranks:
 
     def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
         self.rank, self.size, self._store = rank, size, store
-        self.world = ALONE if size == 1 else Team(rank, size, 0, dist.group.WORLD)
+        self.world = ALONE if size == 1 else Team(rank, size)
         self._host = None if size == 1 else dist.new_group(backend="gloo", timeout=LONGEST)  # for what is no tensor
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
-    def teams(self, count: int) -> list[Team]:
-        """Make `count` teams of equal size of consecutive ranks; every rank must call it."""
-        if count == 1:
-            return [self.world]
-        size = self.size // count
-        groups = [list(range(start, start + size)) for start in range(0, self.size, size)]
-        made = [dist.new_group(ranks) for ranks in groups]
-        return [
-            Team(self.rank - ranks[0], size, ranks[0], group if self.rank in ranks else None)
-            for ranks, group in zip(groups, made, strict=True)
-        ]
+    def highest(self, *numbers: int) -> list[int]:
+        """The highest of each number over all ranks."""
+        if self.size == 1:
+            return [*numbers]
+        found = torch.tensor(numbers)
+        with _message():
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=self._host)
+        return found.tolist()
 
     def exchange(self, value: T) -> list[T]:
         """The values of all ranks, by rank."""
@@ -220,22 +212,6 @@ class Ranks:
         results: list[T] = []
         self.by_first(lambda: results.append(function()))
         return results[0] if results else function()
-
-    def copy_from(self, rank: int, tensors: Iterable[Tensor]) -> None:
-        """Copy the tensors of one rank to all, in one message for each dtype."""
-        if self.size == 1:
-            return
-        with _message():
-            _in_one_message(tensors, lambda flat: dist.broadcast(flat, src=rank))
-
-    def collected(self, value: T) -> list[T] | None:
-        """The values of all ranks, by rank, on the first one; None on the others."""
-        if self.size == 1:
-            return [value]
-        values: list[Any] | None = [None] * self.size if self.is_first else None
-        with _message():
-            dist.gather_object(value, values, dst=0, group=self._host)
-        return values
 
     def _failed(self, error: BaseException) -> BaseException:
         """The error to raise: one rank prints the reason for all of them."""

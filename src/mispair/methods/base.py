@@ -97,10 +97,8 @@ class Method(ABC):
         ignores: Names of other settings that have no effect on it.
         schedule: Its usual schedule.
         alike: Whether tables average its networks, because they are of one kind; else the first one counts.
-        teams: Into how many teams several processes may be divided: with 1 all ranks share each step of each network;
-            with 2 a team may train the first network while another one trains the second, which in an epoch must not
-            depend on each other; with 0 there must be one process only. From 1 on, `loss` may compute gradients by
-            `similarity` and `compare` only, so that the ranks share the work.
+        distributed: Whether several processes may train it. `loss` must then compute gradients by `similarity` and
+            `compare` only, so that the ranks share the work.
         nets: The networks, which the trainer builds.
     """
 
@@ -112,7 +110,7 @@ class Method(ABC):
     ignores: tuple[str, ...] = ()
     schedule = Schedule()
     alike: bool = True
-    teams: int = 0
+    distributed: bool = False
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader

@@ -25,7 +25,7 @@ class CoTeaching(Method):
 
     networks = 2
     settings: tuple[type, ...] = (CoTeachingSettings,)
-    teams = 1
+    distributed = True
     order: Literal["together", "after", "before"] = "together"  # of noisy pairs, as in `EpochPairs`
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

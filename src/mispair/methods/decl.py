@@ -40,7 +40,7 @@ class Decl(Method):
 
     settings = (DeclSettings,)
     ignores = ("negatives_start", "negatives_end", "hardening_steps", "as_published")
-    teams = 1
+    distributed = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

@@ -58,7 +58,7 @@ class Mend(Method):
     alike = False
     settings = (MendSettings,)
     ignores = ("margin", "negatives_start", "negatives_end", "hardening_steps", "lr_decay_epochs", "as_published")
-    teams = 1
+    distributed = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

@@ -92,7 +92,7 @@ class Mscn(Method):
     uses_truth = True
     settings = (CoTeachingSettings, MscnSettings)
     ignores = ("split_losses", "split_memory", "noisy_start", "margin_base")
-    teams = 1
+    distributed = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

@@ -10,7 +10,7 @@ class Plain(Method):
     """Triplet loss on the hardest negatives of the batch; every pair is taken for a match."""
 
     ignores = ("as_published",)
-    teams = 1
+    distributed = True
 
     def loss(self, net: int, inputs: StepInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)

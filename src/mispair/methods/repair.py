@@ -65,7 +65,6 @@ class Repair(CoTeaching):
 
     settings = (CoTeachingSettings, RepairSettings)
     ignores = ("as_published",)
-    teams = 2
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
@@ -298,7 +297,6 @@ class RepairByBatch(Repair):
     """Algorithm 1 of the paper: in each step a network labels its batch by its own bank, then adds the batch to it."""
 
     repeatable = False
-    teams = 1  # a bank is filled by the steps of its network, so the other team would not know it
 
     def refill(self, net: int, view: EpochView) -> None:
         if not len(self.banks[net]):

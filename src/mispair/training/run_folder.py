@@ -47,7 +47,7 @@ from mispair.support.extras import install_command
 from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
 from mispair.support.owned_folder import LOCK, acquire
 from mispair.training.checkpoint import Best
-from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
+from mispair.training.events import Event, from_line, scalars, to_line
 from mispair.training.settings import complete, read_recipe
 
 AUDITED = ("audited.parquet", "audited_dev.parquet", "audited_test.parquet")  # training, validation and test pairs
@@ -142,10 +142,6 @@ class Run:
             for name, value in scalars(event).items():
                 self._board.add_scalar(f"{event.event}/{name}", value, event.step)
 
-    def unsent(self) -> list[StepEvent]:
-        """Return the step events not sent yet."""
-        return []
-
     @property
     def logged_bytes(self) -> int:
         return self._metrics.tell()
@@ -181,23 +177,17 @@ class Run:
 
 
 class OtherRank(Run):
-    """The run folder on all other ranks: step events wait until they are sent to the first rank."""
+    """The run folder on all other ranks, which write nothing."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
         self.checkpoints, self.best = path / "checkpoints", path / BEST
-        self._unsent: list[StepEvent] = []
 
     def close(self) -> None:
         pass
 
     def log(self, event: Event) -> None:
-        if isinstance(event, StepEvent):  # of others, all ranks have the same
-            self._unsent.append(event)
-
-    def unsent(self) -> list[StepEvent]:
-        events, self._unsent = self._unsent, []
-        return events
+        pass
 
 
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:

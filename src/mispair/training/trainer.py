@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,8 +55,7 @@ from mispair.training import checkpoint
 from mispair.training.checkpoint import Checkpoint, Cursor
 from mispair.training.events import MethodEvent, StepEvent, ValidationEvent
 from mispair.training.memory_check import check_memory
-from mispair.training.monitor import READ_EVERY, Health, StepMetrics, StepMonitor
-from mispair.training.pace import Pace
+from mispair.training.monitor import READ_EVERY, StepMetrics, StepMonitor
 from mispair.training.plan import plan_epoch
 from mispair.training.run_folder import Run, RunResult
 from mispair.training.validation import Validation
@@ -75,19 +74,10 @@ class Learner:
     updates: tuple[CudaGraphStep[StepMetrics], CudaGraphStep[StepMetrics]]  # its steps: warming up, in main epochs
 
 
-class Progress(NamedTuple):
-    """The state of a team's networks on one rank, for the other ranks."""
-
-    position: int
-    health: Health
-    checksum: list[float]  # of the weights of each network of its team
-
-
 class Trainer:
     """Train on `train`, and keep the networks with the best result on `dev`; without `dev` the last ones.
 
-    Several ranks train as one team, which shares every step, or as two teams, one for each of two networks. Before an
-    epoch and for validation all ranks are one team, and everybody has all networks.
+    Several ranks share every step, so each of them has all networks.
     """
 
     def __init__(
@@ -102,8 +92,7 @@ class Trainer:
         method = methods.select(config)
         self.ranks = Ranks() if ranks is None else ranks
         check_ranks(config, self.ranks)
-        self.teams = self.ranks.teams(2 if method.teams == 2 and self.ranks.size % 2 == 0 else 1)
-        self.team = self.teams[self.ranks.rank * len(self.teams) // self.ranks.size]
+        self.team = self.ranks.world
         self._local = config.local_negatives and not self.team.alone
         self._on_part = False  # with local negatives: whether the step is on this rank's part of the batch
         self.config = config = method.adapted(config)
@@ -117,10 +106,8 @@ class Trainer:
         self.epoch_pairs: list[EpochPairs] = []
         self.report: MethodReport | None = None  # of this epoch
         self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
-        self._first_step = 0  # of this epoch
-        self._pace = Pace(self.ranks, config.checkpoint_seconds)
-        steps = self._total_steps() // len(self.teams)
-        self.progress = TrainingProgress(steps, console, f"{config.method} {config.model}")
+        self._signal, self._saved_at = 0, time.monotonic()  # the signal to stop by, if any; the last checkpoint
+        self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
 
     def _build(self, configs: Sequence[Config]) -> list[Network]:
         check_memory(configs, self.train_pairs, self.device)
@@ -181,42 +168,27 @@ class Trainer:
         cursor, started = self.cursor, time.monotonic()
         if not cursor.begun:
             self.begin(cursor.epoch)
-        self._first_step = cursor.step - sum(cursor.positions)
         self._share(ALONE if self._local else self.team)
-        if len(self.teams) == 1:
-            while cursor.network < len(self.nets):
-                for _ in self.steps():
-                    self._pause()
-                cursor.network += 1
-        else:
-            self._train_one()
-        self._share(self.ranks.world)
-        self._meet()
+        while cursor.network < len(self.nets):
+            for _ in self.steps():
+                self._pause()
+            cursor.network += 1
+        self._share(self.team)
+        self._check_equal_weights()
         if self.report is not None:
             metrics = self.report.model_dump(exclude_unset=True)
             self.run.log(MethodEvent(epoch=cursor.epoch, step=cursor.step, **metrics))
         self.validate(time.monotonic() - started)
         cursor.to_epoch(cursor.epoch + 1)
         cursor.first_steps = list(cursor.main_steps)
-        self._first_step = cursor.step
         self._checkpoint()
-
-    def _train_one(self) -> None:
-        """Train this team's network for one epoch, while the other team trains its own."""
-        cursor, number = self.cursor, self.teams.index(self.team)
-        before = [len(self.plans(other)) for other in range(number)]  # so steps have the numbers as in one process
-        cursor.network, cursor.step = number, self._first_step + sum(before) + cursor.positions[number]
-        for _ in self.steps():
-            self._pause()
-        while not self._pause(done=True):
-            pass
 
     def begin(self, epoch: int) -> None:
         """Start an epoch: the method chooses the pairs of every network."""
         cursor, started = self.cursor, time.monotonic()
         cursor.to_epoch(epoch)
         main = self._main_epoch
-        self._share(self.ranks.world)
+        self._share(self.team)
         with autocast(self.device, self.config.precision):
             self.epoch_pairs = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
         self.report = None if main is None else self.method.report()
@@ -243,9 +215,8 @@ class Trainer:
 
     def _step(self, plan: StepPlan, inputs: StepInputs) -> None:
         cursor, main = self.cursor, plan.main_step is not None
-        if len(self.teams) > 1 or self._local:  # where ranks do not draw the same numbers one after the other
-            place = self.team.rank if self._local else 0
-            torch.manual_seed(self._seed(DROPOUT, cursor.epoch, cursor.network, plan.position, place))
+        if self._local:  # the ranks draw different numbers
+            torch.manual_seed(self._seed(DROPOUT, cursor.epoch, cursor.network, plan.position, self.team.rank))
         self._on_part = self._own_part(plan) is not plan
         metrics = self.learners[cursor.network].updates[main](inputs)
         monitor = self.learners[cursor.network].monitor
@@ -411,51 +382,34 @@ class Trainer:
 
     def stop(self, number: int) -> None:
         """Stop the run after the current step, as this signal does."""
-        self._pace.signal = number
+        self._signal = number
 
-    def _pause(self, done: bool = False) -> bool:
-        """Stop after a signal to any rank, and save when due. Return whether all teams are done."""
-        if not self._pace.due(done):
-            return False
-        steps = self.run.unsent()
-        agreed = self._pace.meet(done, [] if self.team.rank else steps)  # a team's first rank speaks for it
-        for event in agreed.events if self.ranks.is_first else ():
-            self.run.log(event)
-        if agreed.signal is not None:
+    def _pause(self) -> None:
+        """Stop after a signal to any rank, and save when it is time."""
+        late = time.monotonic() - self._saved_at >= self.config.checkpoint_seconds
+        signal, save = self.ranks.highest(self._signal, int(late))
+        if signal:
             self._flush_metrics()
-            self._meet()
+            self._check_equal_weights()
             self._save()
-            raise StoppedError(f"Stopped at step {self._done} and saved", 128 + agreed.signal)
-        if agreed.save:
+            raise StoppedError(f"Stopped at step {self.cursor.step} and saved", 128 + signal)
+        if save:
             self._checkpoint()
-        return agreed.done
 
     def _checkpoint(self) -> None:
         self._flush_metrics()
-        self._meet()
+        self._check_equal_weights()
         if all(learner.monitor.health.healthy for learner in self.learners):
             self._save()
 
-    @property
-    def _done(self) -> int:
-        """Total steps of all networks."""
-        return self._first_step + sum(self.cursor.positions)
-
     def _save(self) -> None:
-        optimizers = [learner.optimizer.state_dict() for learner in self.learners]
-        if len(self.teams) > 1:
-            own = self.teams.index(self.team)
-            collected = self.ranks.collected(_packed(optimizers[own]) if self.team.rank == 0 else b"")
-            if collected is not None:
-                optimizers = [_unpacked(collected[team.first]) for team in self.teams]
-        self._pace.saved()
+        self._saved_at = time.monotonic()
         if not self.ranks.is_first:
             return
-        network = 0 if len(self.teams) > 1 else self.cursor.network
         state = Checkpoint(
-            cursor=replace(self.cursor, network=network, step=self._done),
+            cursor=self.cursor,
             networks=[net.state_dict() for net in self.nets],
-            optimizers=optimizers,
+            optimizers=[learner.optimizer.state_dict() for learner in self.learners],
             method=self.method.state_dict(),
             epoch_pairs=self.epoch_pairs,
             report=self.report,
@@ -479,41 +433,24 @@ class Trainer:
             return
         self.epoch_pairs, state = self.ranks.by_first(lambda: (self.epoch_pairs, _packed(self.method.state_dict())))
         if not self.ranks.is_first:
-            self.method.load_state_dict(_unpacked(state))
+            self.method.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu", weights_only=True))
 
-    def _meet(self) -> None:
-        """Compare the weights within a team, and exchange networks between teams."""
+    def _check_equal_weights(self) -> None:
+        """Raise if the weights differ between ranks."""
         if self.ranks.size == 1:
             return
-        numbers = range(len(self.nets)) if len(self.teams) == 1 else [self.teams.index(self.team)]
         if self._local:
-            self._average_statistics(numbers)
-        checksums = [
-            sum(float(p.detach().double().sum()) for p in self.nets[number].parameters()) for number in numbers
-        ]
-        position = self.cursor.positions[numbers[0]]
-        told = self.ranks.exchange(Progress(position, self.learners[numbers[0]].monitor.health, checksums))
-        groups = [told[team.first : team.first + team.size] for team in self.teams]
-        if any(progress.checksum != group[0].checksum for group in groups for progress in group):
+            self._average_statistics()
+        checksums = [sum(float(p.detach().double().sum()) for p in net.parameters()) for net in self.nets]
+        if any(other != checksums for other in self.ranks.exchange(checksums)):
             raise MispairError(
                 "the weights of the ranks differ",
                 advice="Check that all machines have the same data set and the same versions of torch and mispair.",
             )
-        if len(self.teams) == 1:
-            return
-        for number, team in enumerate(self.teams):
-            if team is not self.team:
-                position, self.learners[number].monitor.health, _ = told[team.first]
-                for plan in self.plans(number)[self.cursor.positions[number] : position]:
-                    self._count(number, plan)
-                self.cursor.positions[number] = position
-            self.ranks.copy_from(team.first, self.nets[number].state_dict().values())
-        if self.cursor.positions == [len(self.plans(number)) for number in range(len(self.nets))]:
-            self.cursor.network, self.cursor.step = len(self.nets), self._done
 
-    def _average_statistics(self, numbers: Sequence[int]) -> None:
+    def _average_statistics(self) -> None:
         """Average the normalisation statistics, because with local negatives each rank saw other pairs."""
-        buffers = [b for number in numbers for b in self.nets[number].buffers() if b.is_floating_point()]
+        buffers = [buffer for net in self.nets for buffer in net.buffers() if buffer.is_floating_point()]
         self.team.add_up(buffers)
         for buffer in buffers:
             buffer /= self.team.size
@@ -532,7 +469,7 @@ class Trainer:
                     where=self.run.checkpoints,
                     advice="Delete it, or give another `out`.",
                 ) from None
-            self.progress.resume(self.cursor.step // len(self.teams))
+            self.progress.resume(self.cursor.step)
         if self.ranks.is_first:
             self.run.forget_after(0 if state is None else state.logged_bytes)
 
@@ -602,7 +539,7 @@ class Trainer:
 def check_ranks(config: Config, ranks: Ranks) -> None:
     """Raise if several ranks cannot train with these settings."""
     method = methods.select(config)
-    if ranks.size > 1 and not method.teams:
+    if ranks.size > 1 and not method.distributed:
         raise ConflictError(
             f"{config.method} is a method for one process, but there are {ranks.size}",
             where="method",
@@ -617,15 +554,10 @@ def check_ranks(config: Config, ranks: Ranks) -> None:
 
 
 def _packed(state: dict[str, Any]) -> bytes:
-    """Serialize tensors and plain values for another process."""
+    """Serialize tensors of any device for another process."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
-
-
-def _unpacked(content: bytes) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    return state
 
 
 def check_networks(config: Config, train: Pairs) -> None:

@@ -132,8 +132,6 @@ class RunSettings:
     """How many networks to train and average; the method's own number when not given. Mend: how many to keep."""
     audit: bool = False
     """Audit the pairs first: networks warm up on pairs that are not flagged. Mend always does."""
-    as_published: bool = False
-    """Follow the authors' code where it differs from their paper: NCR, BiCro, MSCN."""
     checkpoint_seconds: NotNegative = 60.0
     """Time between two checkpoints; 0 writes one every step."""
     tensorboard: bool = False

@@ -60,7 +60,7 @@ def test_the_posterior_of_losses_falls_from_0_to_1(seed: int, share: float) -> N
     assert w[0] > 0.5 > w[-1]
 
 
-def test_as_published_the_easiest_pairs_are_noisy_or_not_a_number() -> None:
+def test_at_the_ends_the_raw_posterior_is_0_or_not_a_number() -> None:
     """Why values are kept away from the ends: at 0 the density of the lower component is 0 if its alpha is above 1."""
     mixture = BetaMixture(np.array([2.0, 0.5]), np.array([8.0, 1.0]), np.array([0.5, 0.5]))
     assert mixture.raw_posterior(np.array([0.0]), 0)[0] == 0

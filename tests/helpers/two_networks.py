@@ -162,9 +162,9 @@ LITTLE: list[tuple[str, Pairs, dict[str, Any]]] = [  # little or much noise, few
     ("no noise", vector_pairs(), {}),
     ("90 % noise", add_noise(vector_pairs(shared=1), noise_ratio=0.9, seed=0), {}),
     (
-        "as published",
+        "losses of one epoch",
         add_noise(vector_pairs(shared=1), noise_ratio=0.4, seed=0),
-        {"as_published": True, "split_losses": "single"},
+        {"split_losses": "single"},
     ),
     ("batches of two, one alone", vector_pairs(15), {"batch_size": 2}),
     ("one large batch", vector_pairs(), {"batch_size": 1000}),

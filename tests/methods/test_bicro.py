@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from mispair.functional.beta_mixture import fit_betas
 from mispair.methods.base import EpochPairs, StepPlan
-from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
+from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability
 from mispair.methods.epoch_view import epoch_view
 from mispair.models import Encoded
 from mispair.pairs.batches import random_batches
@@ -29,10 +28,8 @@ from two_networks import (
     COUNT,
     NOISY,
     in_evaluation,
-    loop_hard_loss,
     loop_losses,
     loop_quality,
-    margin_of,
     pair_loss,
     random_w,
     same_images,
@@ -109,16 +106,12 @@ def floored(method: BiCro, value: float) -> float:
 
 
 def loop_clean_labels(method: BiCro, net: int, pairs: IntArray) -> list[float]:
-    """By network `net`; as published the k-th value goes to the k-th of the others."""
-    anchors, others = ranked(method, net, pairs)
+    """By network `net`."""
+    anchors, _ = ranked(method, net, pairs)
     left, right = seen_by(method, net, pairs)
     sums = loop_ratios(left, right, [left[a] for a in anchors], [right[a] for a in anchors])
     values = [floored(method, 0.5 + value / 4) for value in sums]
-    labels = [1.0 if i in anchors else values[i] for i in range(len(pairs))]
-    if method.config.as_published:
-        for k, i in enumerate(others):
-            labels[i] = values[k]
-    return labels
+    return [1.0 if i in anchors else values[i] for i in range(len(pairs))]
 
 
 def loop_noisy_labels(method: BiCro, net: int, pairs: IntArray, clean: IntArray) -> list[float]:
@@ -170,23 +163,6 @@ def test_a_step_on_noisy_pairs(model: str, net: int) -> None:
     assert result.loss.item() == pytest.approx(pair_loss(result.S, labels, 5, same_images(method, NOISY)), rel=1e-4)
 
 
-@pytest.mark.parametrize("on_noisy", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-def test_as_published(model: str, on_noisy: bool) -> None:
-    """S3: margins of the columns in both directions. S4: values of the clean batch go to wrong pairs."""
-    method = bicro(model=model, as_published=True)
-    pairs = NOISY if on_noisy else CLEAN
-    if on_noisy:
-        labels = loop_noisy_labels(method, 1, NOISY, anchors_of(method, 0))
-    else:
-        labels = loop_clean_labels(method, 1, CLEAN)
-    margin = [[margin_of(label) for label in labels] for _ in labels]
-    result = step_on(method, 0, pairs, on_noisy=on_noisy)
-    masked = same_images(method, pairs)
-    assert result.loss.item() == pytest.approx(loop_hard_loss(result.S, margin, margin, 5, masked), rel=1e-4)
-    assert abs(result.loss.item() - pair_loss(result.S, labels, 5, masked)) > 1e-4
-
-
 def labels_by_pair(method: BiCro, pairs: IntArray) -> dict[int, float]:
     inputs = method.inputs(0, StepPlan(0, 0, pairs), None)
     assert isinstance(inputs, BiCroInputs)
@@ -194,11 +170,9 @@ def labels_by_pair(method: BiCro, pairs: IntArray) -> dict[int, float]:
 
 
 def test_labels_land_on_their_own_pairs() -> None:
-    """The order of a batch makes no difference; as published it does."""
-    shuffled = np.random.default_rng(0).permutation(CLEAN)
-    method, published = bicro(), bicro(as_published=True)
+    """The order of a batch makes no difference."""
+    shuffled, method = np.random.default_rng(0).permutation(CLEAN), bicro()
     assert labels_by_pair(method, shuffled) == pytest.approx(labels_by_pair(method, CLEAN), abs=1e-5)
-    assert labels_by_pair(published, shuffled) != pytest.approx(labels_by_pair(published, CLEAN), abs=1e-3)
 
 
 def test_labels_not_above_the_floor_are_zero() -> None:
@@ -264,40 +238,13 @@ def test_the_probability_of_being_clean(seed: int) -> None:
     assert ((w > 0.5) == (np.arange(400) < 250)).mean() > 0.95
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_as_published_the_easiest_pair_is_noisy(seed: int) -> None:
-    """S5: the posterior of losses that are not kept away from 0 and 1; undefined means noisy."""
-    losses = two_groups(seed)
-    scaled = (losses - losses.min()) / (losses.max() - losses.min())
-    mixture = fit_betas(scaled)
-    w = published_probability(losses)
-    assert np.isfinite(w).all()
-    for loss, ours in zip(scaled, w, strict=True):
-        if loss in (0, 1):
-            assert ours in (0, 1)
-            continue
-        low, high = (
-            weight
-            * math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
-            * loss ** (a - 1)
-            * (1 - loss) ** (b - 1)
-            for a, b, weight in zip(mixture.alphas, mixture.betas, mixture.weights, strict=True)
-        )
-        assert ours == pytest.approx(low / (low + high), rel=1e-6, abs=1e-9)
-    assert w[losses.argmin()] == 0
-    assert clean_probability(losses)[losses.argmin()] > 0.5
-
-
-@pytest.mark.parametrize("find", [clean_probability, published_probability])
-def test_losses_that_do_not_differ(find: Any) -> None:
+def test_losses_that_do_not_differ() -> None:
     with pytest.warns(UserWarning, match="taken for clean"):
-        assert find(np.full(9, 0.3)).tolist() == [1] * 9
+        assert clean_probability(np.full(9, 0.3)).tolist() == [1] * 9
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_the_split_of_one_epoch_and_of_many(published: bool) -> None:
-    one, many = (bicro(split_losses=split, as_published=published) for split in ("single", "smoothed"))
-    find = published_probability if published else clean_probability
+def test_the_split_of_one_epoch_and_of_many() -> None:
+    one, many = (bicro(split_losses=split) for split in ("single", "smoothed"))
     memory: Any = None
     for epoch in range(2):
         batches = random_batches(COUNT, 12, np.random.default_rng([0, 100, epoch]))
@@ -306,8 +253,8 @@ def test_the_split_of_one_epoch_and_of_many(published: bool) -> None:
         memory = losses if memory is None else (memory + losses) / 2
         one.begin_epoch(epoch)
         many.begin_epoch(epoch)
-        assert np.allclose(one.w, [find(row) for row in losses], atol=1e-6)
-        assert np.allclose(many.w, [find(row) for row in memory], atol=1e-5)
+        assert np.allclose(one.w, [clean_probability(row) for row in losses], atol=1e-6)
+        assert np.allclose(many.w, [clean_probability(row) for row in memory], atol=1e-5)
     assert not np.allclose(one.w, many.w, atol=1e-3)
 
 

@@ -34,7 +34,6 @@ from mispair.methods.mscn import (
     known_pairs,
     meta_set,
     pair_scores,
-    published_posterior,
 )
 from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.models import Encoded, Network, SideSpec, bigru, build
@@ -73,7 +72,7 @@ def method(pairs: Pairs | None = None, **settings: Any) -> Mscn:
     nets = [build(chosen, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=seed).train() for seed in (1, 2)]
     for seed, net in enumerate(nets):
         shake(net, seed)
-    return Mscn.variant(chosen)(chosen, nets, PairLoader(pairs, torch.device("cpu")))
+    return Mscn(chosen, nets, PairLoader(pairs, torch.device("cpu")))
 
 
 def weights_of(net: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -269,7 +268,6 @@ def test_the_split_equals_a_loop_with_scipy() -> None:
     w = clean_posterior(known, labels, x)
     assert w[between] == pytest.approx(expected[between], abs=1e-9)
     assert ((w > 0.5) == (expected > 0.5)).all()
-    assert published_posterior(known, labels, x) == pytest.approx(expected, abs=1e-9)
 
 
 @given(st.integers(0, 999), st.booleans())
@@ -283,9 +281,8 @@ def test_higher_similarities_are_never_less_clean(seed: int, swapped: bool) -> N
     assert (np.diff(w) >= -1e-12).all()
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_each_network_drops_pairs_for_the_other(published: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = method(as_published=published)
+def test_each_network_drops_pairs_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = method()
     link, rng = ours.loader.pairs.link, np.random.default_rng(0)
     fits = np.arange(12)[:, None] == np.arange(60) // 5
     tables = [np.where(fits, rng.beta(6, 3, fits.shape), rng.beta(3, 5, fits.shape)) for _ in ours.nets]
@@ -299,8 +296,7 @@ def test_each_network_drops_pairs_for_the_other(published: bool, monkeypatch: py
         judge = 1 - net
         table, known = tables[judge], ours.known[judge]
         of_known = np.array([table[a, b] for a, b in zip(known.left, known.right, strict=True)])
-        find = published_posterior if published else clean_posterior
-        w = find(of_known, known.labels, np.array([table[link[pair], pair] for pair in ours.rest]))
+        w = clean_posterior(of_known, known.labels, np.array([table[link[pair], pair] for pair in ours.rest]))
         expected = [pair for pair, value in zip(ours.rest, w, strict=True) if value > 0.5]
         assert 5 < len(expected) < len(ours.rest)
         assert part.clean.tolist() == expected
@@ -360,9 +356,9 @@ def test_similarities_of_known_pairs_are_probabilities_when_the_main_epochs_begi
         assert (np.argsort(scores) == np.argsort(low)).mean() > 0.9  # but for rounding
 
 
-@pytest.mark.parametrize(("epoch", "published"), [(0, False), (0, True), (1, False)])
-def test_only_the_last_layer_is_scaled_and_only_once(epoch: int, published: bool) -> None:
-    made = method(as_published=published)
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_only_the_last_layer_is_scaled_and_only_once(epoch: int) -> None:
+    made = method()
     net, known = made.nets[0], made.known[0]
     last = "score.2."
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
@@ -371,7 +367,7 @@ def test_only_the_last_layer_is_scaled_and_only_once(epoch: int, published: bool
         patch.setattr(mscn, "pair_scores", lambda _net, _loader, left, _right: np.resize(scores, len(left)))
         made.begin_epoch(epoch)
     changed = {name for name, tensor in net.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert changed == ({f"{last}weight", f"{last}bias"} if epoch == 0 and not published else set())
+    assert changed == ({f"{last}weight", f"{last}bias"} if epoch == 0 else set())
 
 
 def test_scores_that_mean_the_opposite_stay() -> None:
@@ -480,16 +476,15 @@ def test_a_steps_known_batch_holds_these_pairs() -> None:
 # ---------------------------------------------------------------------- a step
 
 
-@pytest.mark.parametrize("published", [False, True])
-def test_the_loss_by_a_loop(published: bool) -> None:
-    ours = method(as_published=published, dropout=0.0)
+def test_the_loss_by_a_loop() -> None:
+    ours = method(dropout=0.0)
     step = take_step(ours, 0, 5, BATCH)  # three negatives
     S, total = step.S.detach().double().numpy(), 0.0
     rows = ours.loader.pairs.link[BATCH]
     margin = [0.2 / (1 + (p / (1 - p)) ** -2) for p in S.diagonal()]
     for i in range(len(S)):
         others = [j for j in range(len(S)) if j != i]
-        image = [max(0, margin[j if published else i] + S[i, j] - S[i, i]) * (rows[i] != rows[j]) for j in others]
+        image = [max(0, margin[i] + S[i, j] - S[i, i]) * (rows[i] != rows[j]) for j in others]
         text = [max(0, margin[i] + S[j, i] - S[i, i]) * (rows[i] != rows[j]) for j in others]
         total += sum(sorted(image)[-3:]) / 3 + sum(sorted(text)[-3:]) / 3
     assert step.loss.item() == pytest.approx(total, rel=1e-5)

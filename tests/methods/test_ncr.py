@@ -22,9 +22,7 @@ from two_networks import (
     COUNT,
     NOISY,
     in_evaluation,
-    loop_hard_loss,
     loop_quality,
-    margin_of,
     pair_loss,
     random_w,
     same_images,
@@ -78,32 +76,6 @@ def test_a_step_on_noisy_pairs(model: str, net: int) -> None:
     assert result.loss.item() == pytest.approx(pair_loss(result.S, labels, 5, same_images(method, NOISY)), rel=1e-4)
     method.w = random_w(8)
     assert result.metrics["label"] == step_on(method, net, NOISY, on_noisy=True).metrics["label"]
-
-
-@pytest.mark.parametrize("net", [0, 1])
-@pytest.mark.parametrize("model", MODELS)
-def test_as_published_a_clean_label_is_a_matrix(model: str, net: int) -> None:
-    """S2: Y[i, j] = w_i + (1 - w_i) p_j, and so the margin, in both directions."""
-    method = ncr(model=model, as_published=True)
-    w, p = method.w[1 - net, CLEAN].tolist(), loop_prediction(method, net, CLEAN)
-    B = range(len(CLEAN))
-    margin = [[margin_of(w[i] + (1 - w[i]) * p[j]) for j in B] for i in B]
-    result = step_on(method, net, CLEAN)
-    expected = loop_hard_loss(result.S, margin, margin, 5, same_images(method, CLEAN))
-    assert result.loss.item() == pytest.approx(expected, rel=1e-4)
-    right = pair_loss(result.S, [w[i] + (1 - w[i]) * p[i] for i in B], 5, same_images(method, CLEAN))
-    assert abs(expected - right) > 1e-3 * right
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_as_published_a_noisy_margin_is_that_of_the_row(model: str) -> None:
-    """S2: margin of row i, right for images but not for captions."""
-    method = ncr(model=model, as_published=True)
-    predictions = [loop_prediction(method, number, NOISY) for number in range(2)]
-    margin = [[margin_of((a + b) / 2)] * len(NOISY) for a, b in zip(*predictions, strict=True)]
-    result = step_on(method, 0, NOISY, on_noisy=True)
-    expected = loop_hard_loss(result.S, margin, margin, 5, same_images(method, NOISY))
-    assert result.loss.item() == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize(("main_step", "negatives"), [(0, 5), (5, 3), (10, 2), (99, 2)])

@@ -220,7 +220,7 @@ STOPS = [(0, 0, 1), (1, 1, 1), (2, 0, 1), (2, 0, 2), (2, 1, 3)]  # warm-up, clea
     ("clean", "settings"),
     [
         (tiny_pairs(7), {"augment": True}),
-        (vector_pairs(36, shared=1), {"model": "two-tower", "split_losses": "single", "as_published": True}),
+        (vector_pairs(36, shared=1), {"model": "two-tower", "split_losses": "single"}),
     ],
     ids=["vse", "two-tower"],
 )

@@ -50,10 +50,6 @@ class BiCro(CoTeaching):
         super().__init__(config, nets, loader)
         self.clean: list[IntArray] = [np.empty(0, dtype=np.int64)] * 2  # training pairs of each network in this epoch
 
-    @classmethod
-    def variant(cls, config: Config) -> type[BiCro]:
-        return BiCroAsPublished if cls is BiCro and config.as_published else cls
-
     # ------------------------------------------------------------------ which pairs
 
     def warmup_loss(self, net: int, inputs: StepInputs) -> StepResult:
@@ -65,10 +61,7 @@ class BiCro(CoTeaching):
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
         rows = losses if self.coteaching.split_losses == "single" else self.smoothed(losses)
-        return np.stack([self.clean_probability(row) for row in rows]).astype(np.float32)
-
-    def clean_probability(self, losses: FloatArray) -> FloatArray:
-        return clean_probability(losses)
+        return np.stack([clean_probability(row) for row in rows]).astype(np.float32)
 
     def divide(self, epoch: int, views: list[EpochView], clean: Mask) -> list[EpochPairs]:
         splits = super().divide(epoch, views, clean)
@@ -101,11 +94,9 @@ class BiCro(CoTeaching):
     def loss(self, net: int, inputs: BiCroInputs) -> StepResult:
         labels = self._labels(self.nets[1 - net], inputs)
         S = similarity(self.nets[net], inputs.batch)
-        loss = hard_loss(S, self.margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
+        margin = soft_margin(labels, self.config.margin, self.coteaching.margin_base)
+        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         return StepResult(loss, S, {"label": labels.mean()})
-
-    def margin(self, labels: Tensor) -> Tensor:
-        return soft_margin(labels, self.config.margin, self.coteaching.margin_base)
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
         """(B,) label y of each pair, by the other network."""
@@ -114,16 +105,12 @@ class BiCro(CoTeaching):
             left, right = teacher.encode_left(clean.left), teacher.encode_right(clean.right)
             S = teacher.similarity(left, right)
             order = pair_quality(S, self.config.margin, self.false_negatives(clean)).argsort(stable=True)
-            others, anchors = order.tensor_split([len(S) - best_count(len(S))])
+            anchors = order[len(S) - best_count(len(S)) :]
             if inputs.clean is None:
                 values = self._floored(0.5 + consistency(left, right, left, right, anchors) / 2)
-                return self.clean_labels(values, others, anchors)
+                return values.index_fill(0, anchors, 1.0)
             noisy = teacher.encode_left(inputs.unaugmented.left), teacher.encode_right(inputs.unaugmented.right)
             return self._floored(consistency(*noisy, left, right, anchors))
-
-    def clean_labels(self, values: Tensor, others: Tensor, anchors: Tensor) -> Tensor:  # noqa: ARG002 - a hook
-        """(B,) labels of clean pairs from their values; 1 for the anchors."""
-        return values.index_fill(0, anchors, 1.0)
 
     def _floored(self, values: Tensor) -> Tensor:
         return torch.where(values > self.config.of(BicroSettings).label_floor, values, 0.0).clamp(0, 1)
@@ -136,23 +123,6 @@ class BiCro(CoTeaching):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.clean = [pairs.numpy() for pairs in state["clean"]]
-
-
-class BiCroAsPublished(BiCro):
-    """The behaviour of the authors' code.
-
-    There the posterior of the smallest losses is undefined, most labels go to the wrong pairs, and images have the
-    margins of the captions.
-    """
-
-    def clean_probability(self, losses: FloatArray) -> FloatArray:
-        return published_probability(losses)
-
-    def clean_labels(self, values: Tensor, others: Tensor, anchors: Tensor) -> Tensor:  # noqa: ARG002 - a hook
-        return torch.ones_like(values).scatter(0, others, values[: len(others)])  # the k-th value to the k-th other
-
-    def margin(self, labels: Tensor) -> Tensor:
-        return super().margin(labels).expand(len(labels), -1)  # a row, so that of the caption in both directions
 
 
 def consistency(left: Encoded, right: Encoded, known_left: Encoded, known_right: Encoded, anchors: Tensor) -> Tensor:
@@ -182,11 +152,3 @@ def clean_probability(losses: FloatArray) -> FloatArray:
         return np.ones(len(losses))
     mixture = fit_betas(scaled)
     return mixture.posterior(scaled, int(mixture.means.argmin()))
-
-
-def published_probability(losses: FloatArray) -> FloatArray:
-    """The same as in the authors' code: the raw posterior, also at 0 and 1; undefined values are not clean."""
-    scaled = min_max(losses)
-    if scaled is None:
-        return np.ones(len(losses))
-    return np.nan_to_num(fit_betas(scaled).raw_posterior(scaled, 0), nan=0.0)

@@ -39,7 +39,7 @@ class Decl(Method):
     """Cross-modal evidential learning with the robust dynamic hinge loss (Qin et al., ACM MM 2022)."""
 
     settings = (DeclSettings,)
-    ignores = ("negatives_start", "negatives_end", "hardening_steps", "as_published")
+    ignores = ("negatives_start", "negatives_end", "hardening_steps")
     distributed = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

@@ -57,7 +57,7 @@ class Mend(Method):
     schedule = Schedule(batch_size=96, longer=1.6, least_epochs=(16, 8), warmup=0)
     alike = False
     settings = (MendSettings,)
-    ignores = ("margin", "negatives_start", "negatives_end", "hardening_steps", "lr_decay_epochs", "as_published")
+    ignores = ("margin", "negatives_start", "negatives_end", "hardening_steps", "lr_decay_epochs")
     distributed = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

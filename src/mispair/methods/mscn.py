@@ -10,17 +10,16 @@ Differences from the published code:
 - The known pairs are taken out of training. On Flickr30K and COCO the published ones are validation pairs, and also
   choose the best epoch.
 - Both networks split at the start of an epoch. The published second network splits after the first has trained.
-- The virtual step has no dropout. Its gradient is clipped, except with `as_published`: on Flickr8k it is 200 times as
-  long as that of the real step, and the known pairs teach the meta network nothing.
+- The virtual step has no dropout. Its gradient is clipped: on Flickr8k it is 200 times as long as that of the real
+  step, and the known pairs teach the meta network nothing.
 - One Adam trains all layers in the warm-up and the other layers in the main epochs. The published code starts new ones.
-- Before the first main epoch the meta network is calibrated to probabilities, except with `as_published`. Low
-  similarities would make all margins vanish, and the network collapse within 40 steps (Flickr8k, SGR).
-- The margin of a pair counts for the pair as the anchor; with `as_published` along the columns in both directions.
+- Before the first main epoch the meta network is calibrated to probabilities. Low similarities would make all margins
+  vanish, and the network collapse within 40 steps (Flickr8k, SGR).
+- The margin of a pair counts for the pair as the anchor, not along the columns in both directions.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from mispair.compute.optimizer import restore, set_lr
 from mispair.compute.precision import full_precision
 from mispair.config import Config
 from mispair.errors import ConflictError, DataError, TooFewError
-from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, inner
+from mispair.functional.beta_mixture import by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
@@ -107,15 +106,6 @@ class Mscn(Method):
     def own(self) -> MscnSettings:
         return self.config.of(MscnSettings)
 
-    @property
-    def virtual_clip(self) -> float:
-        """Largest norm of the gradient of the virtual step."""
-        return self.config.grad_clip
-
-    @classmethod
-    def variant(cls, config: Config) -> type[Mscn]:
-        return MscnAsPublished if cls is Mscn and config.as_published else cls
-
     @classmethod
     def adapted(cls, config: Config) -> Config:
         if not issubclass(find(config.model), SimilarityVectors):
@@ -135,24 +125,17 @@ class Mscn(Method):
         kept, rows = [], []
         for net, known in zip(self.nets, self.known, strict=True):
             if epoch == 0:
-                self.calibrate(net, known)
+                scale_to_odds(net, pair_scores(net, self.loader, known.left, known.right), known.labels)
             left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
             similarities = pair_scores(net, self.loader, left, np.concatenate([known.right, self.rest]))
             of_known, of_rest = np.split(similarities, [len(known.labels)])
-            w = self.clean_posterior(of_known, known.labels, of_rest)
+            w = clean_posterior(of_known, known.labels, of_rest)
             kept.append(above(w, self.config.of(CoTeachingSettings).clean_threshold))
             scores = separation({"similarity": of_rest, "w": w}, right)
             known_scores = separation({"known": of_known}, known.labels == RIGHT)
             rows.append({**selection("clean", kept[-1], right), **scores, **known_scores})
         self._report = MethodReport.of_networks(rows)
         return [EpochPairs(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
-
-    def calibrate(self, network: Network, known: LabelledPairs) -> None:
-        """Turn the similarities into probabilities, before the first main epoch."""
-        scale_to_odds(network, pair_scores(network, self.loader, known.left, known.right), known.labels)
-
-    def clean_posterior(self, known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-        return clean_posterior(known, labels, x)
 
     def _start(self, epoch: int) -> None:
         """Set the learning rates and the known pairs of an epoch."""
@@ -203,12 +186,8 @@ class Mscn(Method):
 
     def triplet(self, S: Tensor, inputs: StepInputs) -> Tensor:
         """The training loss L. The label of a pair is its own similarity, detached."""
-        margin = self.margins(meta_margin(S.detach().diagonal(), self.config.margin))
+        margin = meta_margin(S.detach().diagonal(), self.config.margin)
         return hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
-
-    def margins(self, of_pairs: Tensor) -> Tensor:
-        """Margins of the triplet loss, from those of the pairs (B,)."""
-        return of_pairs
 
     def _correct(self, net: int, inputs: MscnInputs) -> tuple[Tensor, Tensor]:
         """Take a step of the meta network; return the loss of the known pairs and the norm of its gradient."""
@@ -219,7 +198,7 @@ class Mscn(Method):
             loss=lambda S: self.triplet(S, inputs),
             meta_loss=lambda network: known_loss(network, inputs.known),
             lr=self.lr,
-            clip=self.virtual_clip,
+            clip=self.config.grad_clip,
         )
         parameters = list(score_layer(network).parameters())
         for parameter, part in zip(parameters, gradient.total, strict=True):
@@ -243,21 +222,6 @@ class Mscn(Method):
 
     def report(self) -> MethodReport | None:
         return self._report
-
-
-class MscnAsPublished(Mscn):
-    """The behaviour of the authors' code; see above."""
-
-    virtual_clip = math.inf
-
-    def calibrate(self, network: Network, known: LabelledPairs) -> None:
-        """Do nothing: keep the similarities of the warm-up."""
-
-    def clean_posterior(self, known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-        return published_posterior(known, labels, x)
-
-    def margins(self, of_pairs: Tensor) -> Tensor:
-        return of_pairs.expand(len(of_pairs), -1)
 
 
 def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
@@ -318,20 +282,8 @@ def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> Float
     Two Beta distributions are fitted to all similarities, from those of the known mismatched and matching pairs. The
     one with the higher mean is that of the matching pairs.
     """
-    mixture = _fitted(known, labels, x)
+    mixture = fit_betas(x, by_moments(known, np.stack([labels == WRONG, labels == RIGHT]).astype(np.float64)))
     return mixture.posterior(x, int(mixture.means.argmax()))
-
-
-def published_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-    """The same as published: by the component initialised with the matching pairs.
-
-    It need not rise with the similarity.
-    """
-    return _fitted(known, labels, x).raw_posterior(inner(x), RIGHT)
-
-
-def _fitted(known: FloatArray, labels: IntArray, x: FloatArray) -> BetaMixture:
-    return fit_betas(x, by_moments(known, np.stack([labels == WRONG, labels == RIGHT]).astype(np.float64)))
 
 
 def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> None:

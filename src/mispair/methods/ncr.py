@@ -7,14 +7,13 @@ predictions. Labels set the margins. From half time on a step on noisy pairs fol
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from mispair.compute.devices import send, uncached
-from mispair.config import Config
 from mispair.functional.losses import adaptive_prediction, hard_loss, soft_margin
 from mispair.methods.base import StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
@@ -34,10 +33,6 @@ class NCR(CoTeaching):
     """Learning with noisy correspondence: two networks split and label the pairs for each other (NeurIPS 2021)."""
 
     order = "after"
-
-    @classmethod
-    def variant(cls, config: Config) -> type[NCR]:
-        return NCRAsPublished if cls is NCR and config.as_published else cls
 
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if plan.main_step is None:
@@ -66,15 +61,3 @@ class NCR(CoTeaching):
         with inference(self.nets[net]), uncached(batch.pairs.device):
             S = similarity(self.nets[net], batch)
             return adaptive_prediction(S, self.config.margin, self.false_negatives(batch))
-
-
-class NCRAsPublished(NCR):
-    """NCR with the margins of the authors' code for mismatched pairs."""
-
-    def labels(self, net: int, inputs: NCRInputs) -> Tensor:
-        """(B, B) labels of each image with each caption."""
-        if inputs.w is None:
-            labels = super().labels(net, inputs)
-            return labels[:, None].expand(-1, len(labels))
-        # There w is a column and the prediction a row, which makes a matrix: w of the image, p of the caption.
-        return super().labels(net, replace(inputs, w=inputs.w[:, None]))

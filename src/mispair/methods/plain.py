@@ -9,7 +9,6 @@ from mispair.methods.base import Method, StepInputs, StepResult, similarity
 class Plain(Method):
     """Triplet loss on the hardest negatives of the batch; every pair is taken for a match."""
 
-    ignores = ("as_published",)
     distributed = True
 
     def loss(self, net: int, inputs: StepInputs) -> StepResult:

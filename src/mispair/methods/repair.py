@@ -64,7 +64,6 @@ class Repair(CoTeaching):
     """
 
     settings = (CoTeachingSettings, RepairSettings)
-    ignores = ("as_published",)
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

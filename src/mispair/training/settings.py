@@ -40,7 +40,6 @@ class Settings(TypedDict, total=False):
     local_negatives: bool
     networks: Literal[1, 2, 3] | None
     audit: bool
-    as_published: bool
     checkpoint_seconds: float
     tensorboard: bool
     # models

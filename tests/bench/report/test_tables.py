@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.bench.report.exports import CSV_HEADS, LATEX, MARKDOWN, csv_rows, results_csv
-from mispair.bench.report.rows import paper_data
 from mispair.bench.report.tables import ReportTable, part_tables, provenance_table
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
@@ -28,7 +27,8 @@ PLAIN, NCR, REPAIR = (
     SuiteRow("NCR", "shapes/ncr"),
     SuiteRow("REPAIR", "shapes/repair"),
 )
-PART = Part("noise", "Under noise", "retrieval", (PLAIN, NCR, REPAIR), noise_ratio=(0.4,), paper="table-1")
+PAPER = {"VSE-inf": (293.3,), "REPAIR": (492.8,)}
+PART = Part("noise", "Under noise", "retrieval", (PLAIN, NCR, REPAIR), noise_ratio=(0.4,), paper=PAPER)
 SUITE = Suite("f30k", "Flickr30K", "f30k_precomp", (PART,))
 RESULTS = ("i2t R@1", "i2t R@5", "i2t R@10", "t2i R@1", "t2i R@5", "t2i R@10", "rSum")
 
@@ -139,8 +139,7 @@ def test_a_row_is_the_mean_over_the_seeds() -> None:
     assert column(table, "rSum") == ["290.0", "482.0", "486.5"]
     assert column(table, "sd") == ["± 14.1", "± 2.8", "± 4.9"]
     assert column(table, "single") == ["290.0", "474.0", "480.5"]
-    assert column(table, "paper") == ["293.3", "486.1*", "492.8"]
-    assert column(table, "difference") == ["-3.3", "-", "-"]  # the paper's NCR and REPAIR are with SGR
+    assert column(table, "paper") == ["293.3", "-", "492.8"]
     assert bold(table) == {"REPAIR"}
     assert all(len(row) == len(table.heads) for row in table.rows)
 
@@ -188,14 +187,14 @@ def test_one_network_is_not_compared_with_averaged_ones() -> None:
 
 
 def test_tables_for_every_noise_ratio() -> None:
-    part = replace(PART, noise_ratio=(0.2, 0.125))
+    part = replace(PART, noise_ratio=(0.2, 0.125), paper={"REPAIR": (504.4, float("nan"))})
     tables = part_tables(Results(SUITE, 1, {}), part)
     assert [table.name for table in tables] == [
-        "noise-noise-20", "noise-noise-20-paired", "noise-noise-20-paper", "noise-noise-12.5", "noise-noise-12.5-paired"
+        "noise-noise-20", "noise-noise-20-paired", "noise-noise-12.5", "noise-noise-12.5-paired"
     ]  # fmt: skip
     assert tables[0].title == "Under noise, 20\xa0% noise"
-    assert column(tables[0], "paper") == ["461.9", "496.9*", "504.4"]
-    assert column(tables[3], "paper") == ["-", "-", "-"]
+    assert column(tables[0], "paper") == ["-", "-", "504.4"]
+    assert column(tables[2], "paper") == ["-", "-", "-"]
 
 
 # ---------------------------------------------------------------------- pairs of rows
@@ -239,16 +238,16 @@ def test_averaged_is_never_compared_with_a_single_network() -> None:
 
 def test_without_repair_the_last_row_is_compared_with() -> None:
     rows = (SuiteRow("hard", "shapes/repair", {"labels": "hard"}), SuiteRow("RC + NPR", "shapes/repair"))
-    part = replace(PART, kind="ablation", rows=rows, paper="table-4")
+    part = replace(PART, kind="ablation", rows=rows, paper={})
     records = made({"hard": [two(480, 1, 1)], "RC + NPR": [two(470, 1, 1)]}, part=part)
-    table, paired, *_ = part_tables(Results(SUITE, 1, records), part)
+    table, paired = part_tables(Results(SUITE, 1, records), part)
     assert column(paired, "RC + NPR minus") == ["hard"]
     assert column(paired, "averaged: difference") == ["-10.0"]
-    assert column(table, "paper") == ["482.3", "492.8"]
+    assert table.heads[-1] == "single"
 
 
 def test_a_row_alone_is_compared_with_nothing() -> None:
-    part = replace(PART, rows=(REPAIR,))
+    part = replace(PART, rows=(REPAIR,), paper={})
     assert len(part_tables(Results(SUITE, 2, {}), part)) == 1
 
 
@@ -263,7 +262,7 @@ def test_no_records_at_all(name: str) -> None:
         assert bool(tables) == (part.kind in ("retrieval", "ablation", "sweep", "cost"))
         for table in tables:
             assert all(len(row) == len(table.heads) for row in table.rows)
-            assert "Missing" in notes(table) or table.name.endswith("-paper")
+            assert "Missing" in notes(table)
             assert not table.bold
             assert markdown(table)
             assert latex(table)
@@ -276,8 +275,7 @@ def test_missing_trainings_are_counted() -> None:
     table, paired, *_ = tables_of({**SOME, "VSE-inf": [], "NCR": [None, two(484.0, 1, 1)]})
     for either in (table, paired):
         assert "Missing: 3 of 6 trainings." in either.notes
-    assert table.rows[0][1:-2] == ["-"] * 11
-    assert table.rows[0][-2:] == ["293.3", "-"]
+    assert table.rows[0][1:] == [*["-"] * 11, "293.3"]
     assert cell_text(table, "NCR", "seeds") == "1 of 2"
     assert cell_text(table, "NCR", "rSum") == "484.0"
     assert "Missing: 1 of 6 trainings." in tables_of({**SOME, "VSE-inf": [one(1)]})[0].notes
@@ -287,7 +285,7 @@ def test_failed_trainings_tell_why() -> None:
     ncr = [SOME["NCR"][0], "All are equal."]
     results: dict[str, Sequence[Any]] = {**SOME, "VSE-inf": ["It ran out of memory.", None], "NCR": ncr}
     table, paired, *_ = tables_of(results)
-    assert table.rows[0][1:-2] == ["failed"] * 11
+    assert table.rows[0][1:-1] == ["failed"] * 11
     assert cell_text(table, "NCR", "seeds") == "1 of 2"
     assert paired.rows[0][1:] == ["failed"] * 8
     assert cell_text(paired, "NCR", "averaged: seeds") == "1 of 2"
@@ -318,82 +316,20 @@ def test_results_on_folds() -> None:
     table, paired, *_ = part_tables(Results(COCO, 1, made(tests, COCO, FOLDS)), FOLDS)
     assert column(table, "rSum") == ["410.0", "-", "515.5"]
     assert column(table, "single") == ["410.0", "-", "-"]
-    assert column(table, "paper") == ["399.9", "513.6*", "515.0"]
-    assert column(table, "difference") == ["+10.1", "-", "-"]
     assert paired.rows[0][1:] == ["-"] * 8
 
 
 def test_results_on_all_test_images_without_folds() -> None:
-    whole = replace(PART, paper="table-3")
     tests = {"REPAIR": [with_folds(two(415.0, 400.0, 402.0), 515.5)]}
-    table, *_ = part_tables(Results(COCO, 1, made(tests, COCO, whole)), whole)
+    table, *_ = part_tables(Results(COCO, 1, made(tests, COCO, PART)), PART)
     assert cell_text(table, "REPAIR", "rSum") == "415.0"
     assert cell_text(table, "REPAIR", "single") == "401.0"
-    assert cell_text(table, "REPAIR", "paper") == "415.4"
 
 
 def test_test_images_that_make_no_folds() -> None:
     table, *_ = part_tables(Results(COCO, 1, made({"REPAIR": [two(415.0, 1, 1)]}, COCO, FOLDS)), FOLDS)
     assert cell_text(table, "REPAIR", "rSum") == "-"
     assert "several whole thousands" in notes(table)
-
-
-@pytest.mark.parametrize(
-    ("title", "beside", "folds", "name"),
-    [
-        ("Flickr30K", None, False, "Flickr30K"),
-        ("MS-COCO", None, True, "MS-COCO 1K"),
-        ("MS-COCO", None, False, "MS-COCO 5K"),
-        ("Mine", "MS-COCO", True, "MS-COCO 1K"),
-        ("Flickr8k", "Flickr30K", False, "Flickr30K"),
-    ],
-)
-def test_the_papers_name_of_the_data(title: str, beside: str | None, folds: bool, name: str) -> None:
-    suite = Suite("any", title, "folder", (PART,), paper_data=beside)
-    assert paper_data(suite, replace(PART, folds=folds)) == name
-
-
-def test_another_data_set_has_no_difference() -> None:
-    suite = replace(SUITE, title="Flickr8k", paper_data="Flickr30K")
-    table, *_ = part_tables(Results(suite, 2, made(SOME, suite)), PART)
-    assert table.heads[-2:] == ["single", "paper, Flickr30K"]
-    assert column(table, "paper, Flickr30K") == ["293.3", "486.1*", "492.8"]
-    assert "Another data set than the paper's; the paper's numbers are of Flickr30K." in table.notes
-    assert "Another" not in notes(tables_of(SOME)[0])
-
-
-def test_a_data_set_that_the_paper_does_not_know() -> None:
-    suite = replace(SUITE, title="Mine")
-    table, *_ = part_tables(Results(suite, 2, made(SOME, suite)), PART)
-    assert table.heads[-1] == "single"
-    assert "Another data set than the paper's." in table.notes
-
-
-def test_no_table_of_the_paper() -> None:
-    part = replace(PART, paper=None)
-    table, *_ = part_tables(Results(SUITE, 2, made(SOME, part=part)), part)
-    assert table.heads[-1] == "single"
-    assert "paper" not in notes(table)
-
-
-def test_other_networks_than_the_papers_are_noted() -> None:
-    table, *_ = tables_of(SOME)
-    assert "NCR, REPAIR: the paper's numbers are with SGR, ours with VSE-inf." in table.notes
-    sgr = replace(PART, rows=(SuiteRow("NCR", "f30k/ncr-sgr"), SuiteRow("REPAIR", "f30k/repair-sgr")))
-    assert "ours with" not in notes(part_tables(Results(SUITE, 1, {}), sgr)[0])
-
-
-def test_every_number_of_the_paper_stands_beside_ours() -> None:
-    part = replace(PART, rows=(SuiteRow("NCR", "shapes/ncr"), SuiteRow("REPAIR", "f30k/repair-sgr")))
-    found = made({"NCR": [two(480.0, 470.0, 474.0)], "REPAIR": [two(500.0, 1, 1), two(490.0, 1, 1)]}, part=part)
-    table = part_tables(Results(SUITE, 2, found), part)[-1]
-    assert table.heads == ["method", *RESULTS]
-    assert table.rows[0] == ["NCR", *["-"] * 7]  # with another network
-    assert table.rows[1][:2] == ["REPAIR", "75.2 (-25.7)"]
-    assert table.rows[1][-1] == "492.8 (+2.2)"
-    assert cell_text(part_tables(Results(SUITE, 2, {}), part)[-1], "REPAIR", "rSum") == "492.8 (-)"
-    for other in (replace(SUITE, title="Flickr8k", paper_data="Flickr30K"), replace(SUITE, title="Mine")):
-        assert not any(table.name.endswith("-paper") for table in part_tables(Results(other, 1, {}), part))
 
 
 # ---------------------------------------------------------------------- provenance
@@ -417,7 +353,7 @@ def test_provenance_has_a_row_for_each_combination() -> None:
 
 
 def test_provenance_without_injected_noise() -> None:
-    part = replace(PART, noise_ratio=(0.0,), rows=(REPAIR,))
+    part = replace(PART, noise_ratio=(0.0,), rows=(REPAIR,), paper={})
     cell = at(SUITE, part, "REPAIR", noise_ratio=0.0)
     (row,) = provenance_table([record(cell, two(1, 2, 3), data={"mismatch": None})]).rows
     assert row[:6] == ["0\xa0%", "1", "-", "none", "unknown", "unknown"]
@@ -447,7 +383,7 @@ def test_a_sweep_of_several_rows_names_them() -> None:
 
 COST = Part(
     "cost", "Cost", "cost", (SuiteRow("VSE-inf, M = 4096", "shapes/repair", {"bank_size": 4096}), PLAIN),
-    noise_ratio=(0.4,), paper="table-6",
+    noise_ratio=(0.4,),
 )  # fmt: skip
 
 
@@ -461,13 +397,9 @@ def test_cost() -> None:
     }
     (table,) = part_tables(Results(SUITE, 1, records), COST)
     assert table.rows == [
-        ["VSE-inf, M = 4096", "1", "2.1", "31.5", "41.0", "2.3", "7.5", "81.0"],
-        ["VSE-inf", "1", "2.1", "31.5", "-", "-", "-", "-"],
+        ["VSE-inf, M = 4096", "1", "2.1", "31.5", "41.0", "2.3"],
+        ["VSE-inf", "1", "2.1", "31.5", "-", "-"],
     ]
-    assert table.heads[-2:] == ["paper: hours", "paper: MB of banks"]
-    (other,) = part_tables(Results(replace(SUITE, title="Flickr8k", paper_data="Flickr30K"), 1, {}), COST)
-    assert other.heads[-2:] == ["paper, Flickr30K: hours", "paper, Flickr30K: MB of banks"]
-    assert "Another data set" in notes(other)
 
 
 def test_cost_without_validation_is_unknown() -> None:

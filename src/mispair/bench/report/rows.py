@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import isnan, nan
 from statistics import fmean, stdev
 from typing import Any
 
-from mispair.bench import paper
-from mispair.bench.paper import PaperResult
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite
@@ -152,24 +151,11 @@ class NoiseLevel:
         """Whether some rows are of averaged networks and some are not."""
         return len({row.is_averaged for row in self.ranked if row.results}) > 1
 
-    @property
-    def has_paper(self) -> bool:
-        """Whether the table shows numbers of the paper."""
-        return self.part.paper is not None and paper.has_data(self.part.paper, paper_data(self.suite, self.part))
-
-    @property
-    def is_papers_data(self) -> bool:
-        return self.has_paper and self.suite.paper_data in (None, self.suite.title)
-
-    def published(self, row: ResultRow) -> PaperResult | None:
-        if self.part.paper is None:
-            return None
-        return paper.find(self.part.paper, paper_data(self.suite, self.part), self.noise_ratio, row.label)
-
-    def comparable(self, row: ResultRow) -> PaperResult | None:
-        """The paper's result if it is of the same data set and network."""
-        published = self.published(row) if self.is_papers_data else None
-        return published if published is not None and published.model == row.config.model else None
+    def published(self, row: ResultRow) -> float | None:
+        """rSum of the paper."""
+        rsums = self.part.paper.get(row.label)
+        rsum = nan if rsums is None else rsums[self.part.noise_ratio.index(self.noise_ratio)]
+        return None if isnan(rsum) else rsum
 
     def full_label(self, row: ResultRow) -> str:
         """The label of a row, with its value in a sweep."""
@@ -189,11 +175,3 @@ def noise_levels(results: Results, part: Part) -> list[NoiseLevel]:
         NoiseLevel(results.suite, part, noise_ratio, [row(*key, cells) for key, cells in rows.items()])
         for noise_ratio, rows in grouped.items()
     ]
-
-
-def paper_data(suite: Suite, part: Part) -> str:
-    """The paper's name of the data set to compare a part with."""
-    name = suite.paper_data or suite.title
-    if name == "MS-COCO":
-        return "MS-COCO 1K" if part.folds else "MS-COCO 5K"
-    return name

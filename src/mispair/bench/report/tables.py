@@ -1,4 +1,4 @@
-"""The tables of a suite: metrics, their spread over the seeds, and the paper's numbers beside them.
+"""The tables of a suite: metrics, their spread over the seeds, and published numbers beside them.
 
 Everything here is a pure function of a suite and its records. A training that is missing or failed leaves its cells
 empty, and a note says so.
@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from mispair import models
-from mispair.bench.report.rows import FAILED, MISSING, NoiseLevel, ResultRow, noise_levels, paper_data, percent
+from mispair.bench.report.rows import FAILED, MISSING, NoiseLevel, ResultRow, noise_levels, percent
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part
@@ -32,6 +31,7 @@ READING = [
     " in the column single the highest of all.",
     "Paired tables: rSum of one row minus that of another, seed by seed: mean, sample standard deviation, and how many"
     " of the differences are positive. Averaged networks are only compared with averaged ones.",
+    "paper: rSum as published, on the same data set and with the same network.",
     "Cost: minutes of all epochs without validation; banks of all networks together; 1 MB = 1,000,000 bytes.",
 ]
 
@@ -44,7 +44,7 @@ class ReportTable:
     title: str
     heads: list[str]
     rows: list[list[str]]
-    notes: list[str]  # what is missing, and what differs from the paper
+    notes: list[str]  # what is missing
     bold: frozenset[tuple[int, int]] = frozenset()  # row and column of the best results
 
     @property
@@ -61,8 +61,6 @@ def part_tables(results: Results, part: Part) -> list[ReportTable]:
             tables.append(_retrieval_table(level))
             if len(level.rows) > 1:
                 tables.append(_paired_table(level))
-            if any(_paper_recalls(level, row) for row in level.rows):
-                tables.append(_paper_table(level))
         elif part.kind == "sweep":
             tables.append(_sweep_table(level))
         elif part.kind == "cost":
@@ -71,8 +69,11 @@ def part_tables(results: Results, part: Part) -> list[ReportTable]:
 
 
 def _retrieval_table(level: NoiseLevel) -> ReportTable:
-    rows = [[row.label, *_result_texts(row), *_paper_texts(level, row)] for row in level.rows]
-    return _with_best(level, ["method", *RESULT_HEADS, *_paper_heads(level)], rows)
+    rows = [[row.label, *_result_texts(row)] for row in level.rows]
+    if not level.part.paper:
+        return _with_best(level, ["method", *RESULT_HEADS], rows)
+    rows = [[*texts, _mean([level.published(row)])] for texts, row in zip(rows, level.rows, strict=True)]
+    return _with_best(level, ["method", *RESULT_HEADS, "paper"], rows)
 
 
 def _sweep_table(level: NoiseLevel) -> ReportTable:
@@ -89,7 +90,7 @@ def _with_best(level: NoiseLevel, heads: list[str], rows: list[list[str]]) -> Re
     """
     compared = {"rSum": level.compared, **({"single": level.ranked} if level.is_mixed else {})}
     bold = frozenset(place for head, of in compared.items() for place in _best(level, heads.index(head), of, rows))
-    return ReportTable(level.name, level.title, heads, rows, [*_paper_notes(level), *_missing_notes(level)], bold)
+    return ReportTable(level.name, level.title, heads, rows, _missing_notes(level), bold)
 
 
 def _best(
@@ -111,67 +112,6 @@ def _result_texts(row: ResultRow) -> list[str]:
     means = [_mean([result.metrics[column] for result in results]) for column in COLUMNS]
     networks = "/".join(str(number) for number in sorted({result.networks for result in results}))
     return [networks, row.count(len(results)), *means, _sd(row.rsums), _mean([result.single for result in results])]
-
-
-def _paper_heads(level: NoiseLevel) -> list[str]:
-    if not level.has_paper:
-        return []
-    return ["paper", "difference"] if level.is_papers_data else [f"paper, {paper_data(level.suite, level.part)}"]
-
-
-def _paper_texts(level: NoiseLevel, row: ResultRow) -> list[str]:
-    if not level.has_paper:
-        return []
-    published = level.published(row)
-    rsum = published.rsum if published else None
-    text = MISSING if published is None or rsum is None else f"{rsum:.1f}{'*' if published.star else ''}"
-    return [text, _difference(level, row, "rsum", rsum)] if level.is_papers_data else [text]
-
-
-def _difference(level: NoiseLevel, row: ResultRow, column: str, paper: float | None) -> str:
-    """Ours minus the paper's; none where data set or network differ."""
-    ours = [result.metrics[column] for result in row.results.values()]
-    return _signed(fmean(ours) - paper) if ours and paper is not None and level.comparable(row) else MISSING
-
-
-def _paper_recalls(level: NoiseLevel, row: ResultRow) -> dict[str, float]:
-    published = level.comparable(row)
-    if not published or not published.recalls or published.rsum is None:
-        return {}
-    return {**published.recalls, "rsum": published.rsum}
-
-
-def _paper_table(level: NoiseLevel) -> ReportTable:
-    """All numbers of the paper with the difference of ours, where data set and network are the paper's."""
-    rows = []
-    for row in level.rows:
-        paper = {column: _paper_recalls(level, row).get(column) for column in COLUMNS}
-        texts = [
-            MISSING if value is None else f"{value:.1f} ({_difference(level, row, column, value)})"
-            for column, value in paper.items()
-        ]
-        rows.append([row.label, *texts])
-    notes = ["In brackets: ours minus the paper's, means over the seeds."]
-    heads = ["method", *RESULT_HEADS[2 : 2 + len(COLUMNS)]]
-    return ReportTable(f"{level.name}-paper", f"{level.title}: results of the paper", heads, rows, notes)
-
-
-def _paper_notes(level: NoiseLevel) -> list[str]:
-    """Notes on differences between the paper's data set or network and ours."""
-    notes = []
-    if level.part.paper is not None and not level.is_papers_data:
-        numbers = f"; the paper's numbers are of {paper_data(level.suite, level.part)}" if level.has_paper else ""
-        notes.append(f"Another data set than the paper's{numbers}.")
-    published = [(row, level.published(row)) for row in level.rows] if level.part.setting is None else []
-    models: dict[tuple[str, str], list[str]] = {}
-    for row, result in published:
-        if result is not None and result.model != row.config.model:
-            models.setdefault((result.model, row.config.model), []).append(row.label)
-    for (theirs, ours), labels in models.items():
-        notes.append(f"{', '.join(labels)}: the paper's numbers are with {_title(theirs)}, ours with {_title(ours)}.")
-    if any(result is not None and result.star for _, result in published):
-        notes.append("*: trained by the paper's authors with the public code of the method.")
-    return notes
 
 
 def _paired_table(level: NoiseLevel) -> ReportTable:
@@ -202,14 +142,8 @@ def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
 
 
 def _cost_table(level: NoiseLevel) -> ReportTable:
-    rows = [[row.label, *_cost_texts(row), *_paper_cost(level, row)] for row in level.rows]
-    heads, notes = [], []
-    if level.has_paper:
-        data = "" if level.is_papers_data else f", {paper_data(level.suite, level.part)}"
-        heads = [f"paper{data}: hours", f"paper{data}: MB of banks"]
-        notes = ["The paper trained on one RTX 4090."]
-    notes += [*_paper_notes(level), *_missing_notes(level)]
-    return ReportTable(level.name, level.title, ["method", *COST_HEADS, *heads], rows, notes)
+    rows = [[row.label, *_cost_texts(row)] for row in level.rows]
+    return ReportTable(level.name, level.title, ["method", *COST_HEADS], rows, _missing_notes(level))
 
 
 def _cost_texts(row: ResultRow) -> list[str]:
@@ -224,13 +158,6 @@ def _cost_texts(row: ResultRow) -> list[str]:
         _mean([_scaled(record.bank_bytes, 1e6) for record in row.done]),
         _mean([_scaled(record.memory, 1e9) for record in row.done]),
     ]
-
-
-def _paper_cost(level: NoiseLevel, row: ResultRow) -> list[str]:
-    if not level.has_paper:
-        return []
-    published = level.published(row)
-    return [_mean([published.hours]), _mean([_scaled(published.extra_bytes, 1e6)])] if published else [MISSING] * 2
 
 
 def _missing_notes(level: NoiseLevel) -> list[str]:
@@ -295,8 +222,3 @@ def _signed(value: float) -> str:
 
 def _scaled(value: float | None, unit: float) -> float | None:
     return None if value is None else value / unit
-
-
-def _title(model: str) -> str:
-    kind = models.find(model)
-    return kind.title or kind.__name__

@@ -40,7 +40,6 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
-from mispair.bench import paper
 from mispair.config import Config, find_packaged, read_toml
 from mispair.errors import InvalidValueError, UnknownNameError
 from mispair.support.files import is_file
@@ -133,7 +132,7 @@ class Part:
     noise_ratio: Annotated[tuple[NoiseRatio, ...], Field(min_length=1)] = (0.0,)
     setting: str | None = None  # that is swept
     values: Annotated[tuple[Any, ...], Field(min_length=1)] = (None,)
-    paper: str | None = None  # name of the table of the paper whose numbers stand beside ours
+    paper: Mapping[str, tuple[float, ...]] = field(default_factory=dict)  # published rSum by row and noise ratio
     folds: Annotated[bool, Strict()] = False  # the mean over five folds of 1,000 test images: MS-COCO 1K
 
     @model_validator(mode="after")
@@ -142,8 +141,9 @@ class Part:
         if swept != {self.kind == "sweep"}:
             raise ValueError('a sweep, and nothing else, needs "setting" and "values"')
         _refuse_of_the_suite([self.setting] if self.setting else [])
-        if self.paper is not None and self.paper not in paper.tables():
-            raise ValueError(f"paper is {self.paper!r} but must be one of {', '.join(paper.tables())}")
+        for label, rsums in self.paper.items():
+            if label not in [row.label for row in self.rows] or len(rsums) != len(self.noise_ratio):
+                raise ValueError(f'paper: "{label}" must be a row, with a number for each noise ratio')
         return self
 
     def cells(self, suite: Suite, seeds: int) -> dict[CellKey, Cell]:
@@ -165,7 +165,6 @@ class Suite:
     title: str
     data: str
     parts: tuple[Part, ...]
-    paper_data: str | None = None  # data set of the paper whose numbers are shown, if it is another one
     noise_file: str | None = None  # index files to use, with {ratio} in their name
     device: str = "auto"
     images: Annotated[int, Strict(), Field(ge=1)] = 29_000  # training images of the data set, for a dry run

@@ -210,11 +210,6 @@ class Method(ABC):
         found = [Phase("warm-up", 0, warm), Phase("main", warm, end - warm)]
         return found if later is None else [*found, Phase("main, with noisy pairs", end, config.total_epochs - end)]
 
-    @classmethod
-    def seconds(cls, config: Config, steps: Sequence[float]) -> float:
-        """Estimate the seconds of a run with one step per epoch, from the seconds per step of each network."""
-        return config.total_epochs * sum(steps)
-
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> StepResult:
         """Compute the loss of network `net` in a main step, on the result of `inputs`."""

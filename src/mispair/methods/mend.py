@@ -38,7 +38,6 @@ TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises
 CORRUPTED = 0.1  # share of the words and regions that are replaced in training
 BESIDE = 111  # stream of random numbers
-FORWARD = 0.35  # share of a step that its forward pass takes
 
 
 @dataclass(frozen=True)
@@ -105,12 +104,6 @@ class Mend(Method):
         warm = min(config.warmup_epochs, end)
         later = Phase("student", end, config.total_epochs - end)
         return [Phase("warm-up", 0, warm), Phase("main", warm, end - warm), later]
-
-    @classmethod
-    def seconds(cls, config: Config, steps: Sequence[float]) -> float:
-        """Add the teachers' forward passes to the student's steps."""
-        end, teachers = cls.student_from(config), sum(steps[:-1])
-        return end * teachers + (config.total_epochs - end) * (steps[-1] + FORWARD * teachers)
 
     @property
     def teacher_epochs(self) -> int:

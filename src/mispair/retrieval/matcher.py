@@ -149,8 +149,7 @@ class Matcher:
         Args:
             folder: Folder of the index.
             side: Side of the items.
-            verify: Read it once to notice damage (about a second a gigabyte). A damaged graph is restored from the
-                vectors, and damaged vectors from the graph, with a warning.
+            verify: Read it once to notice damage (about a second a gigabyte).
         """
         self._check_vectors("open_index")
         return open_index(folder, self._query_encoder(side), verify=verify, made_by=self._digest(side))

@@ -1,16 +1,13 @@
 """Search the vectors of many items: exactly, or by an approximate index of usearch.
 
-An index on disk is a folder with the vectors, mapped into memory, and the graph of usearch. A damaged file is restored
-from the other one.
+An index on disk is a folder with the vectors, mapped into memory, and the graph of usearch.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import io
 import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from mispair.pairs.pairs import described
 from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.extras import missing_package
 from mispair.support.files import Json, replacing
-from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, damages, read_mark
+from mispair.support.owned_folder import FolderKind, OwnedFolder, check_unchanged, damages, read_mark
 
 VECTORS, GRAPH = "vectors.npy", "graph.usearch"
 INDEX = FolderKind("an index", "index.json", [VECTORS], optional=[GRAPH])
@@ -114,10 +111,11 @@ def build_index(
     half: FloatArray = np.ascontiguousarray(vectors, dtype=np.float16)
     if out is None:
         return VectorIndex(half, encode, graph=None if usearch is None else _graph(usearch, half))
-    request: dict[str, Json] = {MADE_BY: made_by, VECTORS: [_npy_sha256(half)], GRAPHS: usearch is not None}
+    vectors_digest = hashlib.sha256(half.data).hexdigest()
+    request: dict[str, Json] = {MADE_BY: made_by, VECTORS: [vectors_digest], GRAPHS: usearch is not None}
     with OwnedFolder(out, INDEX, request, overwrite=overwrite) as folder:
         mark = read_mark(out, INDEX)
-        if mark is None or not folder.finished or _damaged(out, mark, usearch):
+        if mark is None or not folder.finished or any(damages(out, mark.files, mark.files)):
             folder.begin()
             _write(folder, half, usearch)
     return open_index(out, encode, verify=False)
@@ -135,7 +133,7 @@ def open_index(folder: str | Path, encode: Encode, *, verify: bool = True, made_
     Raises:
         NotFoundError: The folder holds no finished index.
         ChangedError: The index is of another model or side.
-        DamagedError: The index is damaged and cannot be repaired.
+        DamagedError: The index is damaged.
     """
     path, usearch = Path(folder), _usearch()
     mark = read_mark(path, INDEX)
@@ -145,17 +143,17 @@ def open_index(folder: str | Path, encode: Encode, *, verify: bool = True, made_
     if made_by and mark.request.get(MADE_BY) != made_by:
         advice = "Open it with the model and the side that made it, or make another one with matcher.index"
         raise ChangedError("the index is of another model, or of the other side", where=path, advice=advice)
-    if verify and (damaged := _damaged(path, mark, usearch)):
-        _repair(path, mark, damaged, usearch)
+    if verify:
+        check_unchanged(path, INDEX, [VECTORS] if usearch is None else [VECTORS, GRAPH])
     vectors = open_array(path / VECTORS, ndim=2)
     has_graph = GRAPH in mark.files and usearch is not None
     return VectorIndex(vectors, encode, graph=_open_graph(usearch, path, vectors.shape) if has_graph else None)
 
 
-def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...] | None = None) -> Any:
+def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...]) -> Any:
     graph = usearch.Index.restore(str(path / GRAPH), view=True) if (path / GRAPH).is_file() else None
-    if graph is None or (shape is not None and (len(graph), graph.ndim) != shape):
-        advice = "Make the index again in another folder"
+    if graph is None or (len(graph), graph.ndim) != shape:
+        advice = "Make the index again with matcher.index(items, out=...)"
         raise DamagedError("the file is damaged, or of other vectors", where=path / GRAPH, advice=advice)
     return graph
 
@@ -177,41 +175,6 @@ def _write(folder: OwnedFolder, half: FloatArray, usearch: Any | None) -> None:
             os.fsync(saved.fileno())
         (folder.work / GRAPH).replace(folder.path / GRAPH)
     folder.finish()
-
-
-def _npy_sha256(array: FloatArray) -> str:
-    """SHA-256 of the file that `numpy.save` writes of an array in C order."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    digest = hashlib.sha256(header.getvalue())
-    digest.update(array.data)
-    return digest.hexdigest()
-
-
-def _damaged(path: Path, mark: Mark, usearch: Any | None) -> list[str]:
-    """Changed or unreadable files of an index; the graph is only read with usearch."""
-    return [name for name, _ in damages(path, mark.files, [VECTORS] if usearch is None else [VECTORS, GRAPH])]
-
-
-def _repair(path: Path, mark: Mark, damaged: list[str], usearch: Any | None) -> None:
-    """Restore a damaged file from the other one.
-
-    Raises:
-        DamagedError: Both are damaged, or there is no other one.
-    """
-    half = None
-    if damaged == [GRAPH]:
-        half = np.array(open_array(path / VECTORS, ndim=2))
-    elif usearch is not None and damaged == [VECTORS] and GRAPH in mark.files:
-        graph = _open_graph(usearch, path)
-        half = np.stack(graph.get(np.arange(len(graph)), np.float16))
-    if half is None or _npy_sha256(half) != mark.files[VECTORS]:
-        advice = "Copy the folder again if you can, or make the index again with matcher.index(items, out=...)"
-        names = " and ".join(damaged)
-        raise DamagedError(f"{names} changed since they were written", where=path / damaged[0], advice=advice)
-    warnings.warn(f"{path / damaged[0]} is damaged; it is made again from the rest of the index.", stacklevel=4)
-    with OwnedFolder(path, INDEX, mark.request) as folder:
-        _write(folder, half, usearch)
 
 
 def _usearch() -> Any | None:

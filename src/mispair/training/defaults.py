@@ -1,27 +1,19 @@
-"""Default settings by data and device, and an estimate of the training time."""
+"""Default settings by data and device."""
 
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Collection
 from typing import Any
 
-import numpy as np
 import torch
 
 from mispair import methods, models
-from mispair.compute.devices import autocast, pick_device
-from mispair.compute.optimizer import make as make_optimizer
+from mispair.compute.devices import pick_device
 from mispair.config import RUN_SETTINGS, Config
-from mispair.functional.losses import warmup_loss
-from mispair.methods.base import Schedule, similarity
-from mispair.models import SideSpec, build
-from mispair.pairs.batches import PairLoader
-from mispair.pairs.pairs import Pairs, subset
-from mispair.support.formatting import duration
-from mispair.training.memory_check import check_memory
+from mispair.methods.base import Schedule
+from mispair.pairs.pairs import Pairs
 from mispair.training.settings import override, owners
 
 FEW = 10_000  # pairs, below which networks are small
@@ -29,7 +21,6 @@ STEPS = 600, 2000, 3500  # of one network: for few pairs, for more on a processo
 MOST = 40  # epochs
 UNAUDITED_SHORTER = 0.35  # on vectors, where networks soon memorise the mismatched pairs too
 LR_AT_1024 = 5e-4
-TIMED = 3  # steps
 
 
 def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
@@ -112,41 +103,11 @@ def _epochs(schedule: Schedule, steps: int, batch: int, pairs: int) -> tuple[int
     return epochs, max(1, round(schedule.warmup * epochs)) if schedule.warmup else 0
 
 
-def duration_sentence(config: Config, pairs: Pairs) -> str:
-    """Describe the training, with a duration estimated from a few timed steps."""
+def first_line(config: Config, pairs: int) -> str:
+    """Describe a training on so many pairs."""
     device = pick_device(config.device)
-    method = methods.select(config)
-    configs = method.network_configs(config)
-    check_memory(configs, pairs, device)
-    of_models = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
-    seconds = method.seconds(config, [of_models[own.model] for own in configs])
-    steps = math.ceil(len(pairs) / config.batch_size)
     where = f"{torch.get_num_threads()} processor threads" if device.type == "cpu" else device.type
     return (
         f"Training {config.method} with {config.model}, {config.embed_size} wide: {config.total_epochs} epochs of up "
-        f"to {steps:,} steps on {where}, about {duration(steps * seconds)}."
+        f"to {math.ceil(pairs / config.batch_size):,} steps on {where}."
     )
-
-
-def _step_seconds(config: Config, pairs: Pairs, device: torch.device) -> float:
-    """Time one training step of a temporary network, in seconds."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        network = build(config, *SideSpec.of_both(pairs), seed=0).to(device).train()
-        optimizer = make_optimizer(config, list(network.parameters()))
-        rows = np.unique(np.linspace(0, len(pairs) - 1, min(config.batch_size, len(pairs))).astype(np.int64))
-        if len(rows) < 2:
-            return 0.0
-        used = subset(pairs, rows)  # so that not all features are sent to the device
-        loader, inside = PairLoader(used, device), np.arange(len(rows))
-        took = []
-        for _ in range(TIMED):
-            started = time.monotonic()
-            with autocast(device, config.precision):
-                S = similarity(network, loader.batch(inside, None, loader.pad_shapes(inside)))
-            warmup_loss(S, config.margin).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            took.append(time.monotonic() - started)
-    return min(took)  # the first ones take longer

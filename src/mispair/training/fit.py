@@ -23,7 +23,7 @@ from mispair.pairs.npy import chunks
 from mispair.pairs.pairs import Pairs, Side, Tokens, unflagged
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
-from mispair.training.defaults import check_method, duration_sentence, fitted, note_unused
+from mispair.training.defaults import check_method, first_line, fitted, note_unused
 from mispair.training.run_folder import AUDITED, OtherRank, Run, check_place, own_features, read_result
 from mispair.training.settings import Settings, all_names, complete, override
 from mispair.training.splits import Splits, check_tested, load_splits
@@ -110,7 +110,7 @@ def train_and_test(
         if given is not None:
             config = fitted(config, given, splits.train)
         if console is not None and read_result(out) is None:
-            console.print(duration_sentence(config, splits.train), soft_wrap=True)
+            console.print(first_line(config, len(splits.train)), soft_wrap=True)
         recipe, folder = shlex.quote(str(out / "config.toml")), shlex.quote(str(out))
         run_again = f"Go on with: mispair train --recipe {recipe} --out {folder}"
         matcher = train_splits(config, splits, out, console, run_again)

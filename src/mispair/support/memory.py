@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
-from pathlib import Path
 
 # torch has no exception of its own for the memory of the CPU and for that which cuBLAS and others take of a GPU, and
 # Python none for threads; those of C++ say EAGAIN.
@@ -29,19 +28,6 @@ def out_of_memory(error: BaseException) -> str:
         f"there was not enough memory{where}. End other programs, or lower `batch_size`, `workers` or `jobs`. "
         "Run the command again to resume."
     )
-
-
-def available_memory() -> int | None:
-    """Free memory for this process in bytes; None if unknown."""
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-        free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
-    except (OSError, KeyError, ValueError):
-        return None
-    try:
-        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))  # of a container
-    except (OSError, ValueError):  # none, or without a limit
-        return free
 
 
 def peak_memory() -> int | None:

@@ -44,7 +44,7 @@ from mispair.errors import (
 )
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
 from mispair.methods.epoch_metrics import MethodReport
-from mispair.models import Network, SideSpec, build
+from mispair.models import Network, SideSpec, build, weight_bytes
 from mispair.pairs.batches import PairLoader, prefetch
 from mispair.pairs.pairs import Pairs, Tokens, fingerprint
 from mispair.retrieval.matcher import Matcher
@@ -54,7 +54,6 @@ from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
 from mispair.training.checkpoint import Checkpoint, Cursor
 from mispair.training.events import MethodEvent, StepEvent, ValidationEvent
-from mispair.training.memory_check import check_memory
 from mispair.training.monitor import READ_EVERY, StepMetrics, StepMonitor
 from mispair.training.plan import plan_epoch
 from mispair.training.run_folder import Run, RunResult
@@ -110,7 +109,6 @@ class Trainer:
         self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
 
     def _build(self, configs: Sequence[Config]) -> list[Network]:
-        check_memory(configs, self.train_pairs, self.device)
         return [
             build(own, *SideSpec.of_both(self.train_pairs), self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
             for number, own in enumerate(configs)
@@ -561,8 +559,9 @@ def _packed(state: dict[str, Any]) -> bytes:
 
 
 def check_networks(config: Config, train: Pairs) -> None:
-    """Raise if the networks do not take these pairs or do not fit into memory."""
-    check_memory(methods.select(config).network_configs(config), train, pick_device(config.device))
+    """Raise if the networks do not take these pairs."""
+    for own in methods.select(config).network_configs(config):
+        weight_bytes(own, *SideSpec.of_both(train))
 
 
 def check_pairs(train: Pairs, dev: Pairs | None) -> None:

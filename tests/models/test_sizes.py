@@ -1,22 +1,16 @@
-"""What cannot fit into memory is refused before any memory is taken."""
+"""Bytes of networks, without taking their memory; limits of sizes."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import mispair
 from mispair.config import WIDEST, Config
-from mispair.errors import ConflictError, InvalidValueError
+from mispair.errors import InvalidValueError
 from mispair.models import MODELS, SideSpec, build, weight_bytes
-from mispair.support import memory
 from mispair.training.settings import override
 from refusals import refused
-from tiny import tiny_pairs
 
 LEFT, RIGHT = SideSpec("regions", 6, 3), SideSpec("tokens", 20)
 VECTORS = SideSpec("vectors", 6), SideSpec("vectors", 5)
@@ -47,19 +41,3 @@ def test_the_widest_networks_take_no_memory_to_be_measured(model: str) -> None:
 def test_sizes_have_a_limit(name: str) -> None:
     with refused(InvalidValueError, where=name, names="2147483647"):
         override(Config(), {name: 2**31 - 1})
-
-
-def test_networks_that_do_not_fit_are_refused_with_what_they_take(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wide: dict[str, Any] = {"model": "vse", "embed_size": WIDEST, "device": "cpu", "epochs": 1}
-    monkeypatch.setattr(memory, "available_memory", lambda: 16 * 10**9)
-    with refused(ConflictError, where="embed_size", names="16 GB"):
-        mispair.fit(tiny_pairs(16), out=tmp_path / "run", **wide)
-    with refused(ConflictError, where="embed_size", names="networks"):
-        mispair.fit(tiny_pairs(16), method="repair", **wide)
-
-
-def test_free_memory_is_known_on_linux() -> None:
-    free = memory.available_memory()
-    assert free is None or 2**20 < free < 2**60

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -32,15 +34,14 @@ def blurred(vectors: Vectors) -> Vectors:
     return np.asarray(vectors + 0.02 * vectors.std() * noise, dtype=np.float32)
 
 
-@pytest.mark.parametrize("times", [2, 3])
-def test_copies_of_all_pairs_change_no_verdict(case: Case, once: mispair.Audit, times: int) -> None:
-    for copied in (np.tile, np.repeat):
-        again = np.asarray(copied(np.arange(ROWS), times))
-        found = mispair.audit(case.left[again], case.right[again], device="cpu")
-        assert (found.is_mismatch == once.is_mismatch[again]).all()
-        assert found.match_score.tobytes() == once.match_score[again].tobytes()
-        assert found.summary.noise_rate == once.summary.noise_rate
-        assert f"{ROWS * (times - 1):,} pairs have (nearly) the same two items" in " ".join(found.notes)
+@pytest.mark.parametrize(("copied", "times"), [(np.tile, 3), (np.repeat, 2)])
+def test_copies_of_all_pairs_change_no_verdict(case: Case, once: mispair.Audit, copied: Any, times: int) -> None:
+    again = copied(np.arange(ROWS), times)
+    found = mispair.audit(case.left[again], case.right[again], device="cpu")
+    assert (found.is_mismatch == once.is_mismatch[again]).all()
+    assert found.match_score.tobytes() == once.match_score[again].tobytes()
+    assert found.summary.noise_rate == once.summary.noise_rate
+    assert f"{ROWS * (times - 1):,} pairs have (nearly) the same two items" in " ".join(found.notes)
     assert not any("same two items" in note for note in once.notes)
 
 
@@ -70,8 +71,7 @@ def test_several_captions_an_image_need_no_groups() -> None:
     assert not found.items.unlike.any()
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize(("side", "near"), [("left", True), ("right", False)])
 def test_placeholders_and_boilerplate_are_flagged(side: str, near: bool) -> None:
     right_pairs = make_case(ROWS, 0.0, widths=WIDTHS, hidden=20, noise=0.5)
     shared = np.random.default_rng(0).permutation(ROWS)[:40]
@@ -130,20 +130,20 @@ def test_captions_that_describe_nothing_are_named_and_counted(case: Case) -> Non
     assert "its caption is a file name" in found.table["reason"].to_pylist()
 
 
-@pytest.mark.parametrize("text", ["IMG_2041.JPG", "https://example.org/a", "2041 - 7"])
-def test_captions_that_describe_nothing_match_less(case: Case, once: mispair.Audit, text: str) -> None:
+def test_captions_that_describe_nothing_match_less(case: Case, once: mispair.Audit) -> None:
     captions = ["A dog runs over the grass ."] * ROWS
-    row = int(np.where(once.is_mismatch, 1, once.match_score).argmin())  # of those that are not flagged
-    captions[row] = text
+    rows = np.where(once.is_mismatch, 1, once.match_score).argsort()[:3]  # of those that are not flagged
+    for row, text in zip(rows, ["IMG_2041.JPG", "https://example.org/a", "2041 - 7"], strict=True):
+        captions[row] = text
     found = mispair.audit(case.left, case.right, texts=captions, device="cpu")
-    assert found.is_mismatch[row]
-    expected = (once.summary.noise_rate * (ROWS - 1) + 1 - float(found.match_score[row])) / ROWS
+    assert found.is_mismatch[rows].all()
+    expected = (once.summary.noise_rate * (ROWS - 3) + (1 - found.match_score[rows]).sum()) / ROWS
     assert found.summary.noise_rate == pytest.approx(expected)
-    assert found.reasons(np.array([row]))[0].startswith("its caption ")
-    others = np.arange(ROWS) != row
+    assert all(reason.startswith("its caption ") for reason in found.reasons(rows))
+    others = np.setdiff1d(np.arange(ROWS), rows)
     assert (found.match_score[others] == once.match_score[others]).all()
-    checked = mispair.audit(case.left, case.right, texts=captions, checked={str(row): True}, device="cpu")
-    assert checked.match_score[row] == 1
+    checked = mispair.audit(case.left, case.right, texts=captions, checked={str(rows[0]): True}, device="cpu")
+    assert checked.match_score[rows[0]] == 1
 
 
 def test_file_names_among_right_captions_are_the_noise() -> None:
@@ -176,7 +176,7 @@ def test_codes_instead_of_captions_change_no_score(case: Case, once: mispair.Aud
     assert (found.match_score == once.match_score).all()
 
 
-@pytest.mark.parametrize("factor", [1e20, 1e-23, 1e60])
+@pytest.mark.parametrize("factor", [1e-23, 1e60])
 def test_huge_and_tiny_vectors_give_the_same_scores(case: Case, once: mispair.Audit, factor: float) -> None:
     power = 2.0 ** round(np.log2(factor))
     kind = np.float64 if factor > 1e38 else np.float32

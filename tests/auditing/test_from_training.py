@@ -147,6 +147,7 @@ def test_scores_of_networks_that_compare_regions_and_words_are_a_measure(
         (data / f"{split}_caps.txt").write_text("".join(f"{' '.join(line.split()[:4])}\n" for line in lines))
     small = ["--embed-size", "8", "--word-size", "8", "--sim-size", "8", "--epochs", "1", "--batch-size", "32"]
     train = ["train", "--data", str(data), "--model", "sgr", "--noise-ratio", "0.4", "--device", "cpu"]
+    train += ["--method", "plain", "--warmup-epochs", "0"]
     assert main([*train, *small, "--out", str(run)]) == 0
     source, matcher = from_run(run, "cpu"), Matcher.load(run, "cpu")
     pairs = add_noise(opening.load(data, "train", vocabulary=matcher.vocabulary), noise_ratio=0.4, seed=0)

@@ -7,6 +7,7 @@ import json
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import mispair
@@ -127,23 +129,22 @@ def test_the_scores_are_those_of_the_auditor(done: tuple[AuditInput, Path, Audit
     assert len(mispair.keep(out)) == summary.scored - summary.flagged
 
 
-@pytest.mark.parametrize("place", ["here", "store"])
 def test_few_pairs_are_audited_as_by_the_local_engine(
-    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_engine, "ALONE", ROWS)
     data, checked = write(tmp_path / "in", case), {f"p{row}": not case.mismatched[row] for row in range(0, 80, 2)}
     settings = replace(CPU, by="caption", checked=checked, partnered=(["p3"], ["p5"]))
     theirs, calls = audit_path(data, tmp_path / "local", settings), StandIn()
-    if place == "store":
-        fsspec = pytest.importorskip("fsspec")
-        fsspec.filesystem("memory").put(str(tmp_path / "in"), "/few/", recursive=True)
-        data = AuditInput(Path("memory://few/in"), cache=tmp_path / "cache")
-    ours = audit_path(data, tmp_path / "ray", settings, cluster=calls)
-    assert metrics(ours) == metrics(theirs)
-    assert set(calls.calls) == {"_count"}
-    for name in ("pairs.parquet", "pairs.csv", "suggestions.parquet"):
-        assert (tmp_path / "ray" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+    fsspec = pytest.importorskip("fsspec")
+    fsspec.filesystem("memory").put(str(tmp_path / "in"), "/few/", recursive=True)
+    stored = AuditInput(Path("memory://few/in"), cache=tmp_path / "cache")
+    for given, out in ((stored, "stored"), (data, "ray")):
+        ours = audit_path(given, tmp_path / out, settings, cluster=calls)
+        assert metrics(ours) == metrics(theirs)
+        assert set(calls.calls) == {"_count"}
+        for name in ("pairs.parquet", "pairs.csv", "suggestions.parquet"):
+            assert (tmp_path / out / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
     auditor = mispair.Auditor.load(tmp_path / "ray/auditor.safetensors", "cpu")
     assert auditor.recalibration is not None
     monkeypatch.setattr(ray_engine, "ALONE", ROWS - 1)
@@ -174,19 +175,19 @@ def test_what_is_learned_depends_on_no_block(
     assert ray_engine._sample_rows(ROWS).tolist() == sample(np.arange(ROWS), 100).tolist()
 
 
-@pytest.mark.parametrize("together", [1 << 20, 100])
-def test_shared_items_of_all_blocks(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int) -> None:
-    monkeypatch.setattr(ray_engine, "TOGETHER", together)
-    audit_path(write(tmp_path / "in", case), tmp_path / "out", CPU, cluster=StandIn())
-    found = table(tmp_path / "out")
-    expected = find_shared_items(
-        from_memory(case.left, case.right), workers=1, device=__import__("torch").device("cpu")
-    )
-    assert found["left_item"] == expected.left.tolist()
-    assert found["right_item"] == expected.right.tolist()
-    shared = [row for row, words in enumerate(found["reasons"]) if words]
-    assert shared == np.flatnonzero(expected.partners).tolist() == list(range(200, 230, 2))
-    assert all(found["is_mismatch"][row] for row in shared)
+def test_shared_items_of_all_blocks(
+    done: tuple[AuditInput, Path, AuditSummary], case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_engine, "TOGETHER", 100)
+    audit_path(done[0], tmp_path / "out", CPU, cluster=StandIn())
+    expected = find_shared_items(from_memory(case.left, case.right), workers=1, device=torch.device("cpu"))
+    for out in (done[1], tmp_path / "out"):  # searched at once and in parts
+        found = table(out)
+        assert found["left_item"] == expected.left.tolist()
+        assert found["right_item"] == expected.right.tolist()
+        shared = [row for row, words in enumerate(found["reasons"]) if words]
+        assert shared == np.flatnonzero(expected.partners).tolist() == list(range(200, 230, 2))
+        assert all(found["is_mismatch"][row] for row in shared)
 
 
 def test_better_partners(done: tuple[AuditInput, Path, AuditSummary], case: Case) -> None:
@@ -201,22 +202,27 @@ def test_better_partners(done: tuple[AuditInput, Path, AuditSummary], case: Case
         assert found["suggested_left"][row] == first.get((f"p{row}", "left"))
 
 
-@pytest.mark.parametrize("stage", ["_count", "_sampled", "_score", "_keyed", "_share", "_finish"])
-def test_a_killed_audit_goes_on(done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path, stage: str) -> None:
-    def killed(name: str, number: int) -> None:
-        if name == stage and number in (-1, 3):
-            raise KeyboardInterrupt
+def test_an_audit_that_is_killed_at_every_stage_goes_on(
+    done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path
+) -> None:
+    calls: Counter[str] = Counter()
+    for stage in ("_count", "_sampled", "_score", "_keyed", "_share", "_finish"):
 
-    first, second = StandIn(killed), StandIn()
-    with pytest.raises(KeyboardInterrupt):
-        audit_path(done[0], tmp_path / "out", CPU, cluster=first)
-    assert json.loads((tmp_path / "out/audit.json").read_text())["finished"] is False
-    audit_path(done[0], tmp_path / "out", CPU, cluster=second)
-    assert first.calls["_score"] - (stage == "_score") + second.calls["_score"] == BLOCKS
+        def killed(name: str, number: int, stage: str = stage) -> None:
+            if name == stage and number in (-1, 3):
+                raise KeyboardInterrupt
+
+        ray = StandIn(killed, calls)
+        with pytest.raises(KeyboardInterrupt):
+            audit_path(done[0], tmp_path / "out", CPU, cluster=ray)
+        assert json.loads((tmp_path / "out/audit.json").read_text())["finished"] is False
+        calls[stage] -= 1
+    audit_path(done[0], tmp_path / "out", CPU, cluster=StandIn(calls=calls))
+    assert calls["_score"] == BLOCKS
     assert table(tmp_path / "out") == table(done[1])
-    third = StandIn()
-    assert audit_path(done[0], tmp_path / "out", CPU, cluster=third).pairs == ROWS
-    assert not third.calls
+    again = StandIn()
+    assert audit_path(done[0], tmp_path / "out", CPU, cluster=again).pairs == ROWS
+    assert not again.calls
     assert not list((tmp_path / "out/unfinished").rglob("*.*"))
 
 
@@ -281,7 +287,8 @@ def test_another_audit_is_replaced_only_if_asked(done: tuple[AuditInput, Path, A
 def test_everything_that_the_local_engine_writes(case: Case, tmp_path: Path) -> None:
     """The same files as by the local engine; what both compute of the pairs alone is equal."""
     data = write(tmp_path / "in", case)
-    Image.new("RGB", (40, 40), "red").save(tmp_path / "in/12.jpg")
+    for row in range(ROWS):
+        (tmp_path / f"in/{row}.jpg").write_bytes(_IMAGE)
     checked = {f"p{row}": row not in np.flatnonzero(case.mismatched) for row in range(0, 80, 2)}
     settings = replace(CPU, by="caption", checked=checked, partnered=(["p3"], ["p5"]))
     found = {}
@@ -311,7 +318,12 @@ def test_everything_that_the_local_engine_writes(case: Case, tmp_path: Path) -> 
     files = [{path.name for path in (tmp_path / name / "out").iterdir()} for name in ("ray", "local")]
     assert files[0] == files[1] | {"auditor.safetensors"}
     pages = [(tmp_path / name / "out/report.html").read_text() for name in ("ray", "local")]
-    assert [page.count("</section>") for page in pages[:1]] == [pages[1].count("</section>")]
+    assert pages[0].count("</section>") == pages[1].count("</section>")
+    assert pages[0].count("data:image/jpeg") > 20
+    for heading in ("Worst pairs", "Near-duplicates", "Unreadable"):
+        assert (heading in pages[0]) == (heading in pages[1])
+    undecided = [2 if score is None or f"p{row}" in checked else score for row, score in enumerate(ours["match_score"])]
+    assert f"p{np.argmin(undecided)}" in pages[0]
     lines = (tmp_path / "ray/out/pairs.csv").read_text().splitlines()
     assert len(lines) == ROWS + 1
     check_unchanged(tmp_path / "ray/out", AUDIT, READ_BACK)
@@ -321,20 +333,6 @@ def test_everything_that_the_local_engine_writes(case: Case, tmp_path: Path) -> 
     with refused(InvalidValueError, where="by", names="nothing"):
         audit_path(data, tmp_path / "no", replace(CPU, by="nothing"), cluster=StandIn())
     assert not (tmp_path / "no").exists()
-
-
-def test_the_report_shows_pairs_of_all_blocks(case: Case, tmp_path: Path) -> None:
-    data = write(tmp_path / "in", case)
-    for row in range(ROWS):
-        (tmp_path / f"in/{row}.jpg").write_bytes(_IMAGE)
-    audit_path(data, tmp_path / "out", CPU, cluster=StandIn())
-    audit_path(data, tmp_path / "local", CPU)
-    ours, theirs = ((tmp_path / name / "report.html").read_text() for name in ("out", "local"))
-    assert ours.count("data:image/jpeg") > 20
-    for heading in ("Worst pairs", "Near-duplicates", "Unreadable"):
-        assert (heading in ours) == (heading in theirs)
-    worst = np.argsort([2 if score is None else score for score in table(tmp_path / "out")["match_score"]])
-    assert f"p{worst[0]}" in ours
 
 
 def test_several_views(case: Case, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from mispair.encoders.encode import Encoders, Outcome, encode_to_folder
 from mispair.errors import ChangedError, MissingPackageError, NotFoundError
 from mispair.pairs.layouts.clip_retrieval import SIDE_FOLDERS
 from mispair.pairs.shards import views_of
+from mispair.pairs.source import Source
 from ray_stand_in import StandIn
 from refusals import refused
 
@@ -40,7 +42,6 @@ pytest.importorskip("fsspec")
 
 ROWS, CUTS = 200, (0, 70, 130, 200)
 CPU = Settings(device="cpu", workers=2)
-OURS_AND_THEIRS = {"ray": StandIn(), "local": None}
 
 
 class Pixels:
@@ -170,36 +171,32 @@ def test_a_killed_run_goes_on(tmp_path: Path) -> None:
     assert content(tmp_path / "ray") == content(tmp_path / "local")
 
 
-@pytest.mark.parametrize("layout", [tars, table])
-@pytest.mark.parametrize("image_model", ["a", "a+b"])
-def test_few_photos_are_audited_as_by_the_local_engine(
-    tmp_path: Path, layout: Any, image_model: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("layout", "image_model", "by"), [(tars, "a", "shard"), (table, "a+b", "third")])
+def test_an_audit_of_photos(
+    tmp_path: Path, layout: Any, image_model: str, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "SHARD", 60)
     data = AuditInput(layout(tmp_path / "in"), image_model=image_model, text_model="l", cache=tmp_path / "cache")
-    opened = []
-    monkeypatch.setattr(
-        ray_engine,
-        "audit_source",
-        lambda pairs, *rest, **more: opened.append(pairs) or audit_source(pairs, *rest, **more),
-    )
-    ours, theirs = (audit_path(data, tmp_path / name, CPU, cluster=one) for name, one in OURS_AND_THEIRS.items())
+    settings, opened = replace(CPU, by=by), []
+
+    def noted(pairs: Source, *rest: Any, **more: Any) -> mispair.Audit:
+        opened.append(pairs)
+        return audit_source(pairs, *rest, **more)
+
+    theirs = audit_path(data, tmp_path / "local", settings)
+    with monkeypatch.context() as patch:  # so few pairs are audited as by the local engine
+        patch.setattr(ray_engine, "audit_source", noted)
+        few = audit_path(data, tmp_path / "few", settings, cluster=StandIn())
     expected = data.encoded(data.open("cpu"), "cpu").hashes
     assert expected is not None
     assert expected.any()
     assert np.array_equal(opened[0].hashes, expected)
-    assert ours.model_dump(exclude={"seconds", "stages"}) == theirs.model_dump(exclude={"seconds", "stages"})
-    assert audited(tmp_path / "ray") == audited(tmp_path / "local")
+    assert few.model_dump(exclude={"seconds", "stages"}) == theirs.model_dump(exclude={"seconds", "stages"})
+    assert audited(tmp_path / "few") == audited(tmp_path / "local")
 
-
-@pytest.mark.parametrize("layout", [tars, table])
-@pytest.mark.parametrize("image_model", ["a", "a+b"])
-def test_an_audit_of_photos(tmp_path: Path, layout: Any, image_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_engine, "ALONE", 0)
-    monkeypatch.setattr(blocks, "SHARD", 60)
-    data = AuditInput(layout(tmp_path / "in"), image_model=image_model, text_model="l", cache=tmp_path / "cache")
-    ours = audit_path(data, tmp_path / "ray", CPU, cluster=StandIn(), clean=tmp_path / "clean")
-    theirs = audit_path(data, tmp_path / "local", CPU)
+    ours = audit_path(data, tmp_path / "ray", settings, cluster=StandIn(), clean=tmp_path / "clean")
+    assert [(part.value, part.pairs) for part in ours.parts] == [(part.value, part.pairs) for part in theirs.parts]
     found, local = audited(tmp_path / "ray"), audited(tmp_path / "local")
     for name in ("id", "image", "caption", "status"):
         assert found[name] == local[name]
@@ -207,28 +204,17 @@ def test_an_audit_of_photos(tmp_path: Path, layout: Any, image_model: str, monke
     source = data.encoded(data.open("cpu"), "cpu")
     auditor = mispair.Auditor.load(tmp_path / "ray/auditor.safetensors", "cpu")
     sides = ([view.block(0, ROWS) for view in views_of(side)] for side in (source.left, source.right))
-    expected = auditor.score(*sides)
+    wanted = auditor.score(*sides)
     score = np.array(found["match_score"], dtype=np.float32)
     good = np.flatnonzero(~np.isnan(score))
     assert len(good) == ROWS - 1
-    assert np.mean(score[good] == expected[good]) > 0.9
-    assert (score[good] <= expected[good]).all()  # lower for near-duplicates
+    assert np.mean(score[good] == wanted[good]) > 0.9
+    assert (score[good] <= wanted[good]).all()  # lower for near-duplicates
     report = (tmp_path / "ray/report.html").read_text()
     assert report.count("data:image/jpeg") > 5
     kept = AuditInput(tmp_path / "clean", images=tmp_path / "in").open("cpu")
     assert len(kept) == sum(flag is False for flag in found["is_mismatch"])
     assert (tmp_path / "ray/shards").exists() == (tmp_path / "local/shards").exists()
-
-
-def test_columns_of_the_table_and_names_of_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_engine, "ALONE", 0)
-    monkeypatch.setattr(blocks, "SHARD", 60)
-    for layout, by in ((table, "third"), (tars, "shard")):
-        data = AuditInput(layout(tmp_path / by), image_model="a", text_model="l", cache=tmp_path / "cache")
-        settings = Settings(device="cpu", workers=2, by=by)
-        found = audit_path(data, tmp_path / f"{by}-ray", settings, cluster=StandIn())
-        local = audit_path(data, tmp_path / f"{by}-local", settings)
-        assert [(part.value, part.pairs) for part in found.parts] == [(part.value, part.pairs) for part in local.parts]
 
 
 def test_a_tar_that_cannot_be_read_is_a_row_with_a_status(tmp_path: Path) -> None:

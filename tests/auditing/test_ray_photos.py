@@ -190,7 +190,7 @@ def test_an_audit_of_photos(
     expected = data.encoded(data.open("cpu"), "cpu").hashes
     assert expected is not None
     assert expected.any()
-    assert np.array_equal(opened[0].hashes, expected)
+    np.testing.assert_array_equal(opened[0].hashes, expected)
     assert few.model_dump(exclude={"seconds", "stages"}) == theirs.model_dump(exclude={"seconds", "stages"})
     assert audited(tmp_path / "few") == audited(tmp_path / "local")
 

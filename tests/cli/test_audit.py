@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +19,8 @@ import pytest
 from PIL import Image
 from starlette.testclient import TestClient
 
-from audit_cases import ENVIRONMENT, Case, contents, make_case, write_clip
+from audit_cases import Case, contents, make_case, write_clip
+from forked import fork_server
 from mispair.auditing import audit as audit_module
 from mispair.auditing.folder import read_checked
 from mispair.auditing.scoring import scan
@@ -216,21 +216,18 @@ def test_bad_rows_of_an_encoded_folder_keep_their_status(case: Case, tmp_path: P
 
 # ---------------------------------------------------------------------- being killed
 
-DRIVER = """
-import sys, time
-from mispair.auditing.scoring import scan
-from mispair.cli.main import main
 
-scan.BLOCK, scan.PART = 10, 20
-measured = scan._measured
+def audit_slowly(folder: Path, out: Path) -> None:
+    """In a process that is killed."""
+    scan.BLOCK, scan.PART = 10, 20
+    measured = scan._measured
 
-def slowly(*arguments):
-    time.sleep(0.2)
-    return measured(*arguments)
+    def slowly(*arguments: Any) -> scan.Scan:
+        time.sleep(0.2)
+        return measured(*arguments)
 
-scan._measured = slowly
-sys.exit(main())
-"""
+    scan._measured = slowly  # type: ignore[assignment]
+    sys.exit(audit(folder, "--out", out, "--workers", "1"))
 
 
 @pytest.mark.posix
@@ -238,17 +235,15 @@ def test_sigkill_changes_nothing(folder: Path, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(scan, "BLOCK", 10)
     monkeypatch.setattr(scan, "PART", 20)
     assert audit(folder, "--out", tmp_path / "whole", "--workers", "2") == 0
-    script, broken = tmp_path / "driver.py", tmp_path / "broken"
-    script.write_text(DRIVER)
+    broken = tmp_path / "broken"
     work = broken / "unfinished"
-    options = ["--out", str(broken), "--device", "cpu", "--workers", "1"]
-    command = [sys.executable, str(script), "audit", str(folder), *options]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-    while not (work / "part-000000.npz").exists() and process.poll() is None:
+    process = fork_server().Process(target=audit_slowly, args=(folder, broken))
+    process.start()
+    while not (work / "part-000000.npz").exists() and process.is_alive():
         time.sleep(0.002)
     process.kill()
-    _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     saved = len(list(work.glob("part-*.npz")))
     assert 1 <= saved < 5
     assert not (broken / "pairs.parquet").exists()

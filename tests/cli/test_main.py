@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import random
 import shutil
 import signal
@@ -20,7 +19,7 @@ import pytest
 import torch
 
 import mispair
-from forked import fork_server
+from forked import start_command
 from mispair.cli.main import COMMANDS, main
 from mispair.methods import METHODS
 from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -410,21 +409,8 @@ def test_wrong_commands_and_queries(run: Path, tmp_path: Path, capsys: pytest.Ca
 # ---------------------------------------------------------------------- being killed
 
 
-def start(data: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "mispair", "train", "--data", str(data), "--out", str(out), *TINY, *flags]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
-
-
-def train(data: Path, out: Path, *flags: str) -> None:
-    sys.exit(main(["train", "--data", str(data), "--out", str(out), *TINY, *flags]))
-
-
-def fork(data: Path, out: Path, *flags: str) -> BaseProcess:
-    """The same command in a process that starts at once."""
-    process = fork_server().Process(target=train, args=(data, out, *flags))
-    process.start()
-    return process
+def start(data: Path, out: Path, *flags: str) -> BaseProcess:
+    return start_command("train", "--data", str(data), "--out", str(out), *TINY, *flags, errors=out.with_name("errors"))
 
 
 def steps_done(out: Path) -> int:
@@ -441,18 +427,18 @@ def wait_for(process: BaseProcess, out: Path, step: int) -> None:
 def test_sigkill_at_two_random_points_changes_nothing(data: Path, tmp_path: Path) -> None:
     flags = ("--checkpoint-seconds", "0", "--epochs", "6", "--noise-ratio", "0.2")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    unbroken = fork(data, whole, *flags)
+    unbroken = start(data, whole, *flags)
     unbroken.join()
     assert unbroken.exitcode == 0
     total, killed = steps_done(whole), 0
     for step in sorted(random.Random(0).sample(range(1, total - 4), 2)):
-        process = fork(data, broken, *flags)
+        process = start(data, broken, *flags)
         wait_for(process, broken, step)
         process.kill()
         process.join()
         killed += process.exitcode == -signal.SIGKILL
     assert killed == 2
-    last = fork(data, broken, *flags)
+    last = start(data, broken, *flags)
     last.join()
     assert last.exitcode == 0
     assert weights(broken) == weights(whole)
@@ -464,11 +450,12 @@ def test_sigterm_saves_exits_143_and_says_how_to_go_on(data: Path, tmp_path: Pat
     out = tmp_path / "run"
     process = start(data, out, "--epochs", "2000", "--checkpoint-seconds", "1000")
     log = out / "metrics.jsonl"
-    while process.poll() is None and not (log.exists() and log.stat().st_size):
+    while process.is_alive() and not (log.exists() and log.stat().st_size):
         time.sleep(0.01)
     process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143, errors
+    process.join(60)
+    errors = (tmp_path / "errors").read_text()
+    assert process.exitcode == 143, errors
     assert "mispair train --recipe" in errors
     assert steps_done(out) > 0
 

@@ -32,9 +32,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bench_coverage
+import bench_encoders
+import bench_views
 import common
 from audit_cases import make_case, write_clip
-from forked import fork_server
+from forked import ThreadsForProcesses, fork_server
 from mispair.bench.suite import runner
 from mispair.cli.main import COMMANDS, main
 from mispair.pairs.shapes.dataset import make
@@ -122,6 +125,8 @@ def workplace(reader_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "path", list(sys.path))
     if sys.platform != "win32":
         monkeypatch.setattr(runner, "CONTEXT", fork_server())
+    for benchmark in (bench_coverage, bench_encoders, bench_views):
+        monkeypatch.setattr(benchmark, "ProcessPoolExecutor", ThreadsForProcesses)
     return folder
 
 

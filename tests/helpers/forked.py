@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
+
+from mispair.cli.main import main
 
 PRELOADED = ["mispair.bench.suite.runner", "mispair.cli.main", "mispair.training.fit", "torch._dynamo"]
 
@@ -17,6 +23,18 @@ def fork_server() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+def start_command(*words: str, errors: Path | None = None) -> BaseProcess:
+    """Starts `mispair WORDS` in a process of its own; `errors` gets what it prints to stderr."""
+    process = fork_server().Process(target=_command, args=(words, errors))
+    process.start()
+    return process
+
+
+def _command(words: Sequence[str], errors: Path | None) -> None:
+    with Path(os.devnull).open("w") as sys.stdout, (errors or Path(os.devnull)).open("w") as sys.stderr:
+        sys.exit(main(list(words)))
 
 
 class ThreadsForProcesses(ThreadPoolExecutor):

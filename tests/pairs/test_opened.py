@@ -18,6 +18,7 @@ from mispair.encoders.encode import EncodedPairs, Encoders
 from mispair.errors import ConflictError, NotFoundError, ShapeError
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs, Tokens, Vectors, subset
+from mispair.pairs.shapes import dataset
 from mispair.pairs.shards import ArrayRows
 from mispair.pairs.source import Source
 from refusals import refused
@@ -113,6 +114,14 @@ def test_encoded_pairs_are_those_that_can_be_read(photos: Path, encoding: list[s
     assert inputs.encoded_pairs(pairs) is pairs
 
 
+@pytest.fixture
+def shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The built-in data set with a few images."""
+    folder = dataset.make(tmp_path / "shapes", train=4, dev=4, test=4)
+    monkeypatch.setattr(dataset, "cached", lambda **_: folder)
+
+
+@pytest.mark.usefixtures("shapes")
 def test_folders_that_can_be_trained_on_are_loaded() -> None:
     assert Pairs.from_files("shapes", split="dev").name == mispair.load("shapes", "dev").name
 
@@ -128,6 +137,7 @@ def test_what_is_none_of_these_is_refused(tmp_path: Path) -> None:
         mispair.audit(Pairs.from_arrays(np.eye(3), np.eye(3)), np.eye(3))
 
 
+@pytest.mark.usefixtures("shapes")
 def test_a_notebook_shows_the_first_rows(photos: Path) -> None:
     pairs = Pairs.from_files(photos, photos.parent / "photos")
     shown = pairs._repr_html_()

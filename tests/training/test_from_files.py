@@ -31,7 +31,7 @@ from mispair.training import from_files as train_module
 
 IMAGES = 60
 NAMES = {"red": (220, 20, 20), "green": (20, 200, 30), "blue": (20, 30, 220), "grey": (120, 120, 120)}
-SMALL = ["--epochs", "4", "--batch-size", "16", "--device", "cpu", "--json"]
+SMALL = ["--epochs", "2", "--batch-size", "16", "--device", "cpu", "--json"]
 
 
 class Colours:
@@ -174,7 +174,6 @@ def test_one_command_to_a_model(
         assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["one name", "no names", "few names", "tars"])
 def test_images_inside_other_files_are_told_apart_whatever_their_names(photos: Path, kind: str) -> None:

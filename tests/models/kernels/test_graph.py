@@ -115,7 +115,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
 
 
 @ours
-@cases("sizes", [(sizes,) for sizes in SIZES], [(SIZES[6],)])
+@cases("sizes", [(sizes,) for sizes in SIZES if sizes != SIZES[4]], [(SIZES[6],)], slow_on_cpu=[(SIZES[4],)])
 def test_result_and_gradients_equal_the_loop(attend: Attend, device: str, sizes: Sizes) -> None:
     found = compare(attend, device, *problem(*sizes))
     assert all(value < 1e-5 for value in found.values()), found
@@ -156,7 +156,7 @@ def test_half_precision_is_as_near_as_plain_torch(attend: Attend, device: str, s
 @interpreted
 @pytest.mark.parametrize(("sharp", "error"), [(1e-3, 1e-5), (100.0, 1e-3)])  # large scores lose digits in any order
 def test_flat_and_sharp_weights(attend: Attend, sharp: float, error: float) -> None:
-    found = compare(attend, "cpu", *problem(2, 24, [3, 20, 40], 2, sharp))
+    found = compare(attend, "cpu", *problem(1, 24, [3, 20, 40], 2, sharp))
     assert all(value < error for value in found.values()), found
 
 
@@ -182,7 +182,7 @@ def test_large_scores_do_not_overflow(attend: Attend, device: str) -> None:
 @interpreted
 @pytest.mark.parametrize("offset", [-3e4, 3e4])
 def test_scores_all_low_or_all_high(attend: Attend, offset: float) -> None:
-    parts, lengths = problem(2, 16, [1, 14, 20, 40], 0)
+    parts, lengths = problem(1, 16, [1, 14, 40], 0)
     queries, nodes, _ = parts
     nodes[..., 0] = 1.0
     queries[..., 0] = offset  # adds the same to all scores, which the softmax does not see
@@ -245,16 +245,16 @@ def test_strides_and_kinds_of_integers(attend: Attend) -> None:
 @ours
 @cases("needed", [(0,), (1,)], [(1,)])
 def test_gradient_of_one_input_only(attend: Attend, device: str, needed: int) -> None:
-    parts, lengths = problem(2, 24, [3, 20, 40], 2)
+    parts, lengths = problem(2, 24, [3, 20], 2)
     first = attend is graph.attend_first
     expected = outcome(attend, first, parts, lengths, device)
     queries, nodes, factors = (part.to(device) for part in parts)
     if first:
-        queries, factors = queries[:, :3], factors[:, :3]
+        queries, factors = queries[:, :2], factors[:, :2]
     inputs = [queries, nodes]
     inputs[needed].requires_grad_()
     lengths = lengths.to(device)
-    Y = attend(*inputs, lengths.cumsum(0) - lengths, lengths, 41)
+    Y = attend(*inputs, lengths.cumsum(0) - lengths, lengths, 21)
     (found,) = torch.autograd.grad((Y * factors).sum(), inputs[needed])
     assert torch.equal(found.double().cpu(), expected[1 + needed])
 

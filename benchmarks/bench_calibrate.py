@@ -4,6 +4,8 @@ Half of the pairs of a folder of embeddings, one pair an image, learn a joint sp
 training pairs of CLIP do. Of others a share exchanges the partners. Their scores are the cosine in the joint space, a
 noisy number that rises with the truth, and an answer from 1 to 5. Each kind of evidence then estimates the noise rate
 and finds the cuts for some purities.
+
+Without a folder only the last two scores are made; `ARGS="--seeds 100 --draws 1"` makes 400 independent data sets.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Found:
             cut = self.found.cut(purity=asked)
         except ConflictError:
             return None
-        got = float((~self.wrong[self.found.ranked.order >= cut.least]).mean())
+        got = float((~self.wrong[self.found.view.order >= cut.least]).mean())
         return cut.purity, got, cut.purity_low <= got <= cut.purity_high
 
 
@@ -89,28 +91,49 @@ def noisy_scores(wrong: Bools, rng: np.random.Generator) -> dict[str, FloatArray
 
 
 def measure(
-    folder: Path, noise_ratio: float, seed: int, pairs: int, checked: int, draws: int, *, audit: bool, similar: bool
+    folder: Path | None,
+    noise_ratio: float,
+    seed: int,
+    pairs: int,
+    checked: int,
+    draws: int,
+    *,
+    audit: bool,
+    similar: bool,
 ) -> Iterator[Found]:
     """Every kind of score by every kind of evidence, on one data set with one noise."""
+    rng = np.random.default_rng([seed, round(1000 * noise_ratio), similar])
+    if folder is None:
+        wrong = rng.permutation(pairs) < round(noise_ratio * pairs)
+        yield from calibrated(noise_ratio, wrong, None, None, rng, checked, draws)
+        return
     source = open_source(folder)
     x, y = (side.astype(np.float64) for side in source.block(0, len(source)))
-    rng = np.random.default_rng([seed, round(1000 * noise_ratio), similar])
     order = rng.permutation(len(x))
     rest = order[len(x) // 2 :][:pairs]
     left, right = joint_space(x, y, order[: len(x) // 2], rest)
     partner = exchanged(left, noise_ratio, rng, similar=similar)
-    wrong, right = partner != np.arange(len(left)), right[partner]
-    cosine = (left * right).sum(1)
     audited = mispair.audit(x[rest], y[rest][partner], device="cpu") if audit else None
+    wrong, sides = partner != np.arange(len(left)), (left, right[partner])
+    yield from calibrated(noise_ratio, wrong, sides, audited, rng, checked, draws, noisy=not similar)
 
+
+def calibrated(
+    noise_ratio: float, wrong: Bools, sides: tuple[FloatArray, FloatArray] | None, audited: mispair.Audit | None,
+    rng: np.random.Generator, checked: int, draws: int, *, noisy: bool = True,
+) -> Iterator[Found]:  # fmt: skip
+    """The scores of one data set: the cosine of its sides, if there are any, and noisy ones."""
     for draw in range(draws):
-        scores = {"cosine": cosine, **({} if similar else noisy_scores(wrong, rng))}
+        scores = {} if sides is None else {"cosine": (sides[0] * sides[1]).sum(1)}
+        scores |= noisy_scores(wrong, rng) if noisy else {}
         shuffled = noisy_scores(np.ones(SHUFFLED, dtype=bool), rng)
-        answers = np.full(len(left), np.nan)
-        rows = rng.choice(len(left), checked, replace=False)
+        answers = np.full(len(wrong), np.nan)
+        rows = rng.choice(len(wrong), checked, replace=False)
         answers[rows] = ~wrong[rows]
         for name, score in scores.items():
-            known = {"left": left, "right": right} if name == "cosine" else {"shuffled": shuffled[name]}
+            known: dict[str, Any] = {"shuffled": shuffled.get(name)}
+            if sides is not None and name == "cosine":
+                known = dict(zip(("left", "right"), sides, strict=True))
             kinds: dict[str, dict[str, Any]] = {
                 "(c) checked": {"checked": answers}, "(a) and (c)": {"checked": answers, **known}
             }  # fmt: skip
@@ -125,7 +148,7 @@ def measure(
 
 
 def main(
-    folders: Positional[tuple[Path, ...]],
+    folders: Positional[tuple[Path, ...]] = (),
     *,
     noise_ratios: tuple[float, ...] = NOISE_RATIOS,
     seeds: int = 3,
@@ -137,7 +160,7 @@ def main(
     """Print tables of errors, coverage and purities.
 
     Args:
-        folders: Embeddings, one pair an image.
+        folders: Embeddings, one pair an image; none for scores without pairs.
         noise_ratios: Shares of mismatched pairs.
         seeds: Repetitions, with other pairs and noise.
         pairs: Of each calibration.
@@ -147,10 +170,10 @@ def main(
     """
     at_least(1, seeds=seeds, pairs=pairs, checked=checked, draws=draws)
     check_ratios(noise_ratios)
-    for similar in (False, True):
+    for similar in (False, True) if folders else (False,):
         cases = [
             one
-            for folder in folders
+            for folder in folders or (None,)
             for noise_ratio in noise_ratios
             for seed in range(seeds)
             for one in measure(

@@ -17,7 +17,7 @@ LEVELS = st.lists(st.integers(1, 6), min_size=2, max_size=40)
 
 def ranked(levels: list[int]) -> Ranked:
     order = np.array(levels, dtype=np.float64)
-    return Ranked(order, order / 7, (0.3, 0.2, 0.4))
+    return Ranked(order, order / 7, 0.3, 0.2, 0.4)
 
 
 def all_cuts(order: FloatArray, match: FloatArray) -> dict[int, tuple[float, float, float]]:

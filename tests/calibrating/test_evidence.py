@@ -234,17 +234,18 @@ def test_a_view_has_one_probability_for_equal_scores() -> None:
         assert all(np.ptp(view.match[levels == level]) < 1e-12 for level in np.unique(levels))
 
 
-def test_the_interval_of_a_cut_by_checked_pairs_covers() -> None:
+@pytest.mark.parametrize("drawn", ["evenly", "low scores more often"])
+def test_the_interval_of_a_cut_by_checked_pairs_covers(drawn: str) -> None:
+    """Of given cuts, and of those that the same checked pairs have chosen."""
     score, wrong, _ = made(6)
+    chance = np.full(N, 0.1) if drawn == "evenly" else np.where(score < 1.3, 0.2, 0.08)
     held = []
     for seed in range(60):
-        rows = np.random.default_rng(seed).choice(N, 200, replace=False)
-        view = by_checked(score[:, None], rows, ~wrong[rows], ["clip"])
-        assert view.interval is not None
-        for least in (0.0, 1.0, 2.0):
-            kept = np.flatnonzero(score >= least)
-            low, high = view.interval(kept)
-            held.append(low <= wrong[kept].mean() <= high)
+        rows = np.flatnonzero(np.random.default_rng([seed, 1]).random(N) < chance)
+        view = by_checked(score[:, None], rows, ~wrong[rows], ["clip"], 1 / chance[rows])
+        chosen = [view.cut(purity=purity) for purity in (0.9, 0.95, 0.98)]
+        for cut in [view.cut(least=1.0), view.cut(least=2.0), *chosen]:
+            held.append(cut.purity_low <= (~wrong[score >= cut.least]).mean() <= cut.purity_high)
     assert np.mean(held) >= 0.93
 
 

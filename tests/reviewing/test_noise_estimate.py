@@ -256,9 +256,9 @@ def test_errors_of_an_annotator(both: list[tuple[float, float]]) -> None:
     assert found.misses == both.count((1.0, 0.0))
     assert found.both == sum(not math.isnan(y + a) for y, a in both)
     if found.both:
-        wilson = binomtest(found.false_alarms + found.misses, found.both).proportion_ci(method="wilson")
-        assert found.interval == pytest.approx((wilson.low, wilson.high), abs=1e-4)
-        assert found.rate == (found.false_alarms + found.misses) / found.both
+        exact = binomtest(found.wrong, found.both).proportion_ci()
+        assert found.interval == pytest.approx((exact.low, exact.high), abs=1e-6)
+        assert found.rate == found.wrong / found.both
 
 
 def test_with_all_pairs_decided_it_is_exact() -> None:

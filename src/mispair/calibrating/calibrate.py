@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.calibrating.cuts import Cut, Ranked
+from mispair.calibrating.cuts import Cut
 from mispair.calibrating.evidence import View, by_audit, by_checked, by_shuffled, by_vectors, disagreement
 from mispair.calibrating.page import render
 from mispair.calibrating.scores import Scores, checked_rows, of_audit, open_scores, open_vectors
@@ -120,7 +119,7 @@ class Calibration:
             write_table(folder.path / TABLE, [self.table], overwrite=True)
             write_atomically(folder.path / SUMMARY, json.dumps(self.summary(cut), indent=2).encode())
             page = render(
-                self.ranked, cut, self.views, source=self.source.name, column=self.column, cuts=self.cuts(),
+                cut, self.views, source=self.source.name, column=self.column, cuts=self.cuts(),
                 notes=self.notes, command=command,
             )  # fmt: skip
             write_atomically(folder.path / REPORT, page.encode())
@@ -146,23 +145,18 @@ class Calibration:
         found[self.readable] = values
         return found
 
-    @cached_property
-    def ranked(self) -> Ranked:
-        """The readable pairs in their order."""
-        return Ranked(self.view.order, self.view.match, self.view.rates, self.view.interval)
-
     def cut(self, *, purity: float | None = None, keep: int | None = None) -> Cut:
         """The cut for a wanted share of matched pairs, or a wanted number of pairs.
 
         Raises:
             ConfigError: None or both are given, or no threshold reaches the purity or number.
         """
-        return self.ranked.cut(purity=purity, keep=keep)
+        return self.view.cut(purity=purity, keep=keep)
 
     def cuts(self, purities: Sequence[float] = USUAL_PURITIES) -> list[Cut]:
         """The different cuts for some purities, without impossible ones and those keeping all pairs."""
-        _, there = self.ranked.purities
-        found = [self.ranked.cut(purity=purity) for purity in purities if there[-1] < purity <= there.max()]
+        _, there = self.view.purities
+        found = [self.view.cut(purity=purity) for purity in purities if there[-1] < purity <= there.max()]
         return list({cut.kept: cut for cut in found}.values())
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -43,9 +43,17 @@ class Ranked:
     """Ordered pairs with probabilities of a match. A cut keeps all pairs of the same score or none."""
 
     order: FloatArray  # (n,) higher is better
-    match: FloatArray  # (n,) probabilities
-    rate: tuple[float, float, float]  # noise rate, and both ends of its interval
-    interval: Callable[[IntArray], tuple[float, float]] | None = None  # of the share of mismatched pairs among some
+    match: FloatArray  # (n,) probability of a match; never falls with the order
+    rate: float  # noise rate
+    low: float  # ends of its 95 % interval
+    high: float
+    # 95 % interval of the share of wrong pairs among some rows; by default that of the rate gives it
+    interval: Callable[[IntArray], tuple[float, float]] | None = field(default=None, kw_only=True)
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """The noise rate, and both ends of its interval."""
+        return self.rate, self.low, self.high
 
     @cached_property
     def _best_first(self) -> IntArray:
@@ -105,7 +113,7 @@ class Ranked:
 
     def _at(self, kept: int) -> Cut:
         rows = self._best_first[:kept]
-        wrong, low, high = share_interval(1 - self.match[rows], self.rate, len(self.match))
+        wrong, low, high = share_interval(1 - self.match[rows], self.rates, len(self.match))
         if self.interval is not None:
             low, high = self.interval(rows)
             low, high = min(low, wrong), max(high, wrong)

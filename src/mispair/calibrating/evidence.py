@@ -7,7 +7,7 @@ give the same probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +19,7 @@ from scipy.stats import rankdata, spearmanr
 
 from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
 from mispair.auditing.summary import NoiseEstimate, proportion_limits, share_interval
+from mispair.calibrating.cuts import Ranked
 from mispair.errors import ConflictError, TooFewError
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD
@@ -34,31 +35,16 @@ RIDGE = 1e-3
 ENDS = 0.1  # share of the pairs that are the best, and the worst, by a score
 NOTHING_TO_DO = "pairs that have nothing to do with each other"
 
-Interval = Callable[[IntArray], tuple[float, float]]
-
 
 @dataclass(frozen=True)
-class View:
-    """One kind of evidence about n pairs."""
+class View(Ranked):
+    """The pairs as one kind of evidence ranks them."""
 
     evidence: str  # "shuffled", "vectors", "audit" or "checked"
     wrong: str  # kind of pairs it calls wrong
-    rate: float  # noise rate
-    low: float  # ends of its 95 % interval
-    high: float
-    order: FloatArray  # (n,) higher is better
-    match: FloatArray  # (n,) probability of a match; never falls with the order
+    count: int  # shuffled, audited or checked pairs
     look_alikes_found: float | None = None  # share of pairs with a look-alike's partner that seem mismatched
     at_most: float | None = None  # largest possible share of wrong pairs, if more than `high`
-    count: int = 0  # shuffled, audited or checked pairs
-    interval: Interval | None = (
-        None  # of the share of wrong pairs among some rows; by default that of the rate gives it
-    )
-
-    @property
-    def rates(self) -> tuple[float, float, float]:
-        """The noise rate, and both ends of its interval."""
-        return self.rate, self.low, self.high
 
 
 def normal_scores(*parts: FloatArray) -> list[FloatArray]:
@@ -93,15 +79,9 @@ def by_shuffled(
     found = combine(observed, null, near, np.zeros(len(near)), first)
     sums, null_sums, near_sums = (found.sums(part) for part in (observed, null, near))
     rates = found.rate, found.low, found.high
-    view = View(
-        "shuffled",
-        NOTHING_TO_DO,
-        *rates,
-        order=scores[:, 0] if len(columns) == 1 else sums,
-        match=probability(found.log_odds(sums)),
-        count=len(shuffled),
-        interval=partial(_like_shuffled, rates, sums, np.sort(null_sums)),
-    )
+    order, match = scores[:, 0] if len(columns) == 1 else sums, probability(found.log_odds(sums))
+    interval = partial(_like_shuffled, rates, sums, np.sort(null_sums))
+    view = View(order, match, *rates, "shuffled", NOTHING_TO_DO, len(shuffled), interval=interval)
     if not len(near):
         return view
     seen = float((probability(found.log_odds(near_sums)) < MATCH_THRESHOLD).mean())
@@ -227,7 +207,7 @@ def by_audit(
         low, high = (math.hypot(end - wrong, error) for end in ends)
         return max(0.0, wrong - low), min(1.0, wrong + high)
 
-    return View("audit", NOTHING_TO_DO, *rate, order, chances, at_most=at_most, count=len(scores), interval=interval)
+    return View(order, chances, *rate, "audit", NOTHING_TO_DO, len(scores), at_most=at_most, interval=interval)
 
 
 def sharpened(order: FloatArray, match: FloatArray) -> tuple[FloatArray, float]:
@@ -322,8 +302,7 @@ def by_checked(
         return part.low, part.high
 
     ends = found.rate, found.low, found.high
-    people = "pairs that people call wrong"
-    return View("checked", people, *ends, order, match, count=len(rows), interval=interval)
+    return View(order, match, *ends, "checked", "pairs that people call wrong", len(rows), interval=interval)
 
 
 def rate_of_checked(

@@ -116,7 +116,7 @@ def choose(scored: Scored, by: str | None = None, **wish: Any) -> Kept:
         if by is not None and scored.match is not None:
             chances = at_rate(chances, rate[0])
             rate = (float(1 - chances.mean()),) * 3
-        ranked = Ranked(scored.order[rows], chances, rate)
+        ranked = Ranked(scored.order[rows], chances, *rate)
         try:
             cuts[name] = cut = ranked.cut(**wish)
         except ConflictError:

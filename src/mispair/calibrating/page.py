@@ -34,25 +34,26 @@ class Curve:
     path: str
 
 
-def render(ranked: Ranked, cut: Cut | None, views: Sequence[View], **shown: object) -> str:
+def render(cut: Cut | None, views: Sequence[View], **shown: object) -> str:
     """The page as HTML, without scripts and external files.
 
     The last view counts. The template names what is `shown`: `source`, `column`, `cuts`, `notes` and `command`.
     """
-    histogram, lowest, highest = score_histogram(ranked)
+    view = views[-1]
+    histogram, lowest, highest = score_histogram(view)
     place = None
     if cut is not None:
         half_a_bar = 0.5 / len(histogram.bars) if len(histogram.bars) < BINS else 0.0  # levels are kept whole
         place = charts.WIDTH * float(np.clip((cut.least - lowest) / (highest - lowest) - half_a_bar, 0, 1))
     return _template().render(
         views=views,
-        view=views[-1],
+        view=view,
         cut=cut,
         histogram=histogram,
-        curve=purity_curve(ranked),
+        curve=purity_curve(view),
         place=place,
-        kept=0 if cut is None else charts.WIDTH * cut.kept / len(ranked.match),
-        scored=len(ranked.match),
+        kept=0 if cut is None else charts.WIDTH * cut.kept / len(view.match),
+        scored=len(view.match),
         names=NAMES,
         percent=percent,
         width=charts.WIDTH,

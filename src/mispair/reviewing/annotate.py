@@ -151,8 +151,8 @@ class AnnotationResult:
 
 def _errors(errors: AnnotatorErrors) -> str:
     low, high = errors.interval
-    wrong = errors.false_alarms + errors.misses
-    return f"{wrong:,} of {errors.both:,} pairs ({percent(errors.rate, high)}, {percent(low, high)} to {percent(high)})"
+    share, lowest, highest = (percent(one, high) for one in (errors.rate, low, high))
+    return f"{errors.wrong:,} of {errors.both:,} pairs ({share}, {lowest} to {highest})"
 
 
 def annotate(

@@ -28,7 +28,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.summary import NoiseEstimate
+from mispair.auditing.summary import NoiseEstimate, proportion_limits
 from mispair.functional.logistic import FloatArray, newton, probability
 
 DRAW = 4  # version of the draw: decisions on pairs that were drawn in another way cannot be used
@@ -65,19 +65,18 @@ class AnnotatorErrors:
         return self.matched + self.mismatched
 
     @property
+    def wrong(self) -> int:
+        return self.false_alarms + self.misses
+
+    @property
     def rate(self) -> float:
         """Share of wrong answers; NaN without any."""
-        return (self.false_alarms + self.misses) / self.both if self.both else float("nan")
+        return self.wrong / self.both if self.both else float("nan")
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % interval of `rate` (Wilson, 1927)."""
-        if not self.both:
-            return 0.0, 1.0
-        pull = Z**2 / self.both
-        middle = (self.rate + pull / 2) / (1 + pull)
-        half = np.sqrt(self.rate * (1 - self.rate) * pull + pull**2 / 4) / (1 + pull)
-        return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+        """The 95 % interval of `rate`."""
+        return proportion_limits(self.wrong, self.both)
 
     def left_open(self, mismatch: FloatArray) -> FloatArray:
         """(N,) expected variance of a decision after the answer, given the probability of a mismatch before it."""
@@ -202,7 +201,7 @@ class Draw:
         by_both = by_score.copy()
         for own in range(FOLDS) if answered.any() else ():
             fit, here = others[own] & answered, answered & (fold == own)
-            by_both[here] = probability(_log_odds(recalibrate_both(x[fit], says[fit], y[fit]), x[here], says[here]))
+            by_both[here] = probability(_log_odds(recalibrate(x[fit], y[fit], says[fit]), x[here], says[here]))
         corrections = (by_both - by_score) / asked[cell] + np.where(told, y - by_both, 0.0) / inclusion[cell]
         rate = ((counts * expected).sum() + corrections.sum()) / total
 
@@ -213,7 +212,7 @@ class Draw:
         undecided, scaled_both = (1 / inclusion - 1 / asked)[cell], slope * x
         if answered.any():
             fit = told & answered
-            all_fit = recalibrate_both(x[fit], says[fit], y[fit])
+            all_fit = recalibrate(x[fit], y[fit], says[fit])
             scaled_both[answered] = _log_odds(all_fit, x[answered], says[answered]) - offset
         missed_both = undecided / asked[cell]  # the answered pairs stand for all
         linear_both, constant_both = missed_both * (1 - 2 * by_both), float((missed_both * by_both**2).sum())
@@ -319,46 +318,41 @@ def _first(holds: Callable[[float], bool]) -> float:
     return high
 
 
-def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
-    """Slope and offset of the log odds (k,) with the best fit to decisions (k,), with Gaussian priors (Platt, 1999)."""
-    design = np.stack([log_odds, np.ones_like(log_odds)])
-    slope, offset = _most_probable(design, mismatched, (SLOPE, 0.0), (SLOPE_SPREAD, OFFSET_SPREAD)).tolist()
-    return slope, offset
+def recalibrate(
+    log_odds: FloatArray,
+    mismatched: npt.NDArray[np.floating],
+    answers: npt.NDArray[np.floating] | None = None,
+) -> list[float]:
+    """Slope of the log odds, weight of the answers if there are any, and offset, by decisions; all are (k,).
 
-
-def recalibrate_both(
-    log_odds: FloatArray, answers: npt.NDArray[np.floating], mismatched: npt.NDArray[np.floating]
-) -> FloatArray:
-    """Slope of the log odds, weight of the answers and offset with the best fit to decisions, all (k,)."""
-    design = np.stack([log_odds, 2 * answers - 1, np.ones_like(log_odds)])
-    return _most_probable(design, mismatched, (SLOPE, WEIGHT, 0.0), (SLOPE_SPREAD, WEIGHT_SPREAD, LEAN_SPREAD))
-
-
-def _log_odds(fit: FloatArray, log_odds: FloatArray, answers: npt.NDArray[np.floating]) -> FloatArray:
-    """Log odds of a mismatch by the score and an answer, with the fit of `recalibrate_both`."""
-    slope, weight, offset = fit
-    return np.asarray(slope * log_odds + weight * (2 * answers - 1) + offset)
-
-
-def _most_probable(
-    design: FloatArray, target: npt.NDArray[np.floating], means: tuple[float, ...], spreads: tuple[float, ...]
-) -> FloatArray:
-    """(m,) weights of a logistic regression with the greatest posterior density under Gaussian priors.
-
-    The design is (m, k), the target (k,) 0 or 1.
+    They have the greatest posterior density of a logistic regression with Gaussian priors (Platt, 1999).
     """
-    middle, precision = np.array(means), np.array(spreads) ** -2.0
+    ones = np.ones_like(log_odds)
+    if answers is None:
+        design, priors = np.stack([log_odds, ones]), [(SLOPE, SLOPE_SPREAD), (0.0, OFFSET_SPREAD)]
+    else:
+        design = np.stack([log_odds, 2 * answers - 1, ones])
+        priors = [(SLOPE, SLOPE_SPREAD), (WEIGHT, WEIGHT_SPREAD), (0.0, LEAN_SPREAD)]
+    middle, spreads = np.array(priors).T
+    precision = spreads**-2.0
 
     def loss(beta: FloatArray) -> float:
         z = beta @ design
-        return float((np.logaddexp(0, z) - target * z).sum() + precision @ (beta - middle) ** 2 / 2)
+        return float((np.logaddexp(0, z) - mismatched * z).sum() + precision @ (beta - middle) ** 2 / 2)
 
     def derivatives(beta: FloatArray) -> tuple[FloatArray, FloatArray]:
         p = probability(beta @ design)
-        gradient = design @ (p - target) + precision * (beta - middle)
+        gradient = design @ (p - mismatched) + precision * (beta - middle)
         return gradient, (design * (p * (1 - p))) @ design.T + np.diag(precision)
 
-    return newton(middle, loss, derivatives)
+    weights: list[float] = newton(middle, loss, derivatives).tolist()
+    return weights
+
+
+def _log_odds(fit: list[float], log_odds: FloatArray, answers: npt.NDArray[np.floating]) -> FloatArray:
+    """Log odds of a mismatch by the score and an answer, with the fit of `recalibrate`."""
+    slope, weight, offset = fit
+    return np.asarray(slope * log_odds + weight * (2 * answers - 1) + offset)
 
 
 def most_instructive(mismatch: FloatArray, seed: int) -> npt.NDArray[np.int32]:

@@ -170,8 +170,9 @@ class TableCopies:
                     texts = [edits.rewritten.get(row, cell) for row, cell in zip(rows.tolist(), cells, strict=True)]
                     kept = _with_column(kept, self.caption, pyarrow.array(texts, kept.column(self.caption).type))
             for column in self.of_pair:
-                own, fits = kept.column(column), pyarrow.array((rows == images) & (rows == captions))
-                values = pyarrow.compute.if_else(fits, own, pyarrow.scalar(None, own.type))
+                fits = (rows == images) & (rows == captions) & ~np.isin(rows, list(edits.rewritten))
+                own = kept.column(column)
+                values = pyarrow.compute.if_else(pyarrow.array(fits), own, pyarrow.scalar(None, own.type))
                 kept = _with_column(kept, column, values)
             if self.ids is not None:
                 kept = kept.append_column("id", pyarrow.array(self.ids(rows), pyarrow.string()))
@@ -179,7 +180,7 @@ class TableCopies:
             start += len(batch)
 
     def _moved(self, batch: Any, column: str, rows: IntArray, sources: IntArray) -> Any:
-        """The batch with cells from other rows."""
+        """The batch with cells from other rows; a missing one from row -1."""
         own = batch.column(column)
         own = own.cast(self.table.kind(column) or own.type)
         moved = np.flatnonzero(rows != sources)
@@ -187,8 +188,9 @@ class TableCopies:
             return _with_column(batch, column, own)
         places = np.arange(len(rows))
         places[moved] = len(rows) + np.arange(len(moved))
-        both = pyarrow.concat_arrays([own, self.table.take(column, sources[moved]).combine_chunks().cast(own.type)])
-        return _with_column(batch, column, both.take(pyarrow.array(places)))
+        others = self.table.take(column, np.maximum(sources[moved], 0)).combine_chunks()
+        both = pyarrow.concat_arrays([own, others.cast(own.type)])
+        return _with_column(batch, column, both.take(pyarrow.array(places, mask=sources < 0)))
 
 
 def _with_column(batch: Any, column: str, values: Any) -> Any:

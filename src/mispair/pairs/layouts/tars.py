@@ -9,20 +9,19 @@ import io
 import json
 import shlex
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 
 from mispair.errors import DamagedError, NotFoundError, TooFewError
-from mispair.pairs.edits import Edits
+from mispair.pairs.edits import Edits, TableCopies
 from mispair.pairs.row_ids import RowIds, Texts, id_column
 from mispair.pairs.source import Source
-from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column, read_parquet
+from mispair.pairs.tables import IMAGE_SUFFIXES, Table, decoded, find_column, open_table
 from mispair.support.arrays import IntArray
 from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain
@@ -30,6 +29,7 @@ from mispair.support.formatting import plain
 Entry = dict[str, Any]
 _CAPTION, _JSON = ".txt", ".json"
 _LONGEST_TEXT = 1 << 20  # bytes of a caption or of what is known about a sample
+_OWN = "key", "uid"  # values of a sample that stay when it gets the image of another
 _END = bytes(2 * tarfile.BLOCKSIZE)
 
 
@@ -115,8 +115,8 @@ class Tars(Source):
                         tar.seek(begin)
                         file.write(tar.read(end - begin))
                 file.write(_END)
-            if path.stem in self._tables:
-                self._write_table(self._tables[path.stem], rows, edits, out)
+        if self._tables:
+            self._write_tables(edits, out)
 
     def _edited(self, row: int, edits: Edits) -> Iterator[bytes]:
         """The members of a sample with another image or caption."""
@@ -135,7 +135,9 @@ class Tars(Source):
         if known and name:
             known[name] = caption
         if known:
-            members[_JSON] = json.dumps(_without_scores(known), ensure_ascii=False).encode()
+            members[_JSON] = json.dumps(
+                {name: None if _is_score(name) else known[name] for name in known}, ensure_ascii=False
+            ).encode()
         for ending, content in members.items():
             yield from tar_member(f"{key}{ending}", content)
 
@@ -149,44 +151,35 @@ class Tars(Source):
                 if member.isreg() and (file := tar.extractfile(member)) is not None
             }
 
-    def _write_table(self, path: Path, rows: IntArray, edits: Edits, out: Path) -> None:
-        """Write the rows of img2dataset's table for the written samples."""
-        table = _read_table(path)
-        keys = self.image_texts(rows)
-        row_of = dict(zip(keys, rows.tolist(), strict=True))
-        kept = _of_keys(table, keys)
-        changed = set(edits.repaired.tolist()) & set(rows.tolist())
-        if changed and len(kept):
-            images = self._entries({int(edits.image_from[row]) for row in changed} - changed)
-            entries = kept.to_pylist()
-            known = images | {row_of[str(entry["key"])]: entry for entry in entries}
-            entries = [
-                self._edited_entry(entry, row, known, edits) if (row := row_of[str(entry["key"])]) in changed else entry
-                for entry in entries
-            ]
-            empty = [name for name, kind in zip(kept.column_names, kept.schema.types, strict=True) if kind == "null"]
-            found = pyarrow.Table.from_pylist(entries).select(empty).schema  # a value may have come into such a column
-            kept = pyarrow.Table.from_pylist(entries, schema=pyarrow.unify_schemas([kept.schema, found]))
-        with replacing(out / path.name) as file:
-            pyarrow.parquet.write_table(kept, file)
+    def _write_tables(self, edits: Edits, out: Path) -> None:
+        """Write the rows of img2dataset's tables for the written samples."""
+        table = open_table(*self._tables.values())
+        if "key" not in table.columns:
+            advice = "Move the table elsewhere."
+            raise NotFoundError('no column "key", as img2dataset writes it', where=table.files[0], advice=advice)
+        row_of = self._rows_of(table)
+        samples = edits.rows[row_of[edits.rows] >= 0]
+        rows, own = row_of[samples], np.arange(len(table))
+        image_from, caption_from = own.copy(), own.copy()
+        image_from[rows], caption_from[rows] = row_of[edits.image_from[samples]], row_of[edits.caption_from[samples]]
+        changed = np.intersect1d(edits.repaired, samples)
+        new = dict(zip(row_of[changed].tolist(), self.final_captions(edits, changed), strict=True))
+        caption, scores = table.find("caption"), tuple(filter(_is_score, table.columns))
+        of_image = tuple(name for name in table.columns if name not in (*_OWN, caption, *scores))
+        copies = TableCopies(table, of_image, caption, of_pair=scores)
+        copies.write(Edits(np.isin(own, rows), image_from, caption_from, new), out)
 
-    def _entries(self, rows: Iterable[int]) -> dict[int, Entry]:
-        """The table entries of these samples; each table is read once."""
-        rows_of: dict[Path, dict[str, int]] = {}
-        for row in rows:
-            if (table := self._tables.get(self._tar(row).stem)) is not None:
-                rows_of.setdefault(table, {})[self.image_texts([row])[0]] = row
-        return {
-            row_of[str(entry["key"])]: entry
-            for table, row_of in rows_of.items()
-            for entry in _of_keys(_read_table(table), list(row_of)).to_pylist()
-        }
-
-    def _edited_entry(self, entry: Entry, row: int, known: Mapping[int, Entry], edits: Edits) -> Entry:
-        source = int(edits.image_from[row])
-        entry = _without_scores(entry if source == row else _with_image_of(entry, known.get(source)))
-        name = find_column(tuple(entry), "caption")
-        return entry if name is None else {**entry, name: self.final_captions(edits, np.array([row]))[0]}
+    def _rows_of(self, table: Table) -> IntArray:
+        """(N,) the row of each sample in the tables; -1 without one."""
+        found = np.full(len(self), -1)
+        begins = dict(zip(self._tables, np.cumsum([0, *(len(part) for part in table.parts)]), strict=False))
+        for path, start, stop in zip(self._tars, self._starts, self._starts[1:], strict=False):
+            if path.stem in begins:
+                part = table.parts[list(self._tables).index(path.stem)]
+                keys = pyarrow.chunked_array([cells for (cells,) in part.batches(["key"])], pyarrow.large_string())
+                places = pyarrow.compute.index_in(self.image_names.array[start:stop], value_set=keys.combine_chunks())
+                found[start:stop] = np.asarray(places.fill_null(-1 - begins[path.stem])) + begins[path.stem]
+        return found
 
 
 def _dotted(members: Sequence[str]) -> str:
@@ -283,14 +276,13 @@ def _parsed(content: bytes | None) -> Entry | None:
 
 def _with_image_of(own: Entry, other: Entry | None) -> Entry:
     """The entry of a sample with the image of another: its own names and caption, the rest of the other."""
-    caption = find_column(tuple(own), "caption")
-    stays = ("key", "uid", caption)
+    stays = (*_OWN, find_column(tuple(own), "caption"))
     return {name: value if name in stays else (other or {}).get(name) for name, value in own.items()}
 
 
-def _without_scores(entry: Entry) -> Entry:
-    """Nobody has measured how well the two of a changed pair fit."""
-    return {name: None if name.endswith(("similarity", "similarity_score")) else entry[name] for name in entry}
+def _is_score(name: str) -> bool:
+    """Whether a value says how well image and caption fit, which nobody has measured for a changed pair."""
+    return name.endswith(("similarity", "similarity_score"))
 
 
 def tar_member(name: str, content: bytes) -> Iterator[bytes]:
@@ -304,16 +296,3 @@ def tar_member(name: str, content: bytes) -> Iterator[bytes]:
 
 def _padded(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-
-
-def _of_keys(table: Any, keys: Sequence[str]) -> Any:
-    """The rows of a table with one of these keys."""
-    return table.filter(pyarrow.compute.is_in(table.column("key").cast(pyarrow.string()), pyarrow.array(keys)))
-
-
-def _read_table(path: Path) -> Any:
-    table = read_parquet(path)
-    if "key" not in table.column_names:
-        advice = "Move the table elsewhere."
-        raise NotFoundError('no column "key", as img2dataset writes it', where=path, advice=advice)
-    return table

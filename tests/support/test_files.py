@@ -51,7 +51,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, name: str) -> 
         file.write({"wide.csv": codecs.BOM_UTF16_LE, "train_caps.txt": b"", "recipe.toml": b""}.get(name, b"{"))
         file.truncate(80_000_000_000)  # sparse: takes no room on the disk
     readers: dict[str, Callable[[Path], object]] = {
-        "captions.json": lambda path: open_json(path, tmp_path),
+        "captions.json": lambda path: open_json([path], None, tmp_path),
         "captions.csv": text_encoding,
         "wide.csv": text_encoding,
         "vocab.json": Vocabulary.load,

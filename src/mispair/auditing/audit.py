@@ -33,7 +33,7 @@ from mispair.auditing.summary import SIDES, NoiseEstimate, check_cut, threshold,
 from mispair.auditing.tool_files import Tool, export
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
-from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
+from mispair.pairs.layouts.arrays import from_pairs, item_vectors, pair_ids
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.pairs.pairs import Pairs, Vectors
 from mispair.pairs.result_tables import defused, write_table
@@ -178,7 +178,7 @@ class Audit(Findings):
 
     def _agree(self, pairs: Pairs, rows: IntArray) -> bool:
         """Whether the pairs and the rows have the same captions and image names, as far as these are known."""
-        source, texts, images = self.source, captions(pairs), pairs.left_ids
+        source, texts, images = self.source, pairs.texts, pairs.left_ids
         for start in range(0, len(rows), 1 << 16):
             part = rows[start : start + (1 << 16)]
             here = range(start, start + len(part))

@@ -1,4 +1,4 @@
-"""Edits of the rows of a data set, and edited copies of tables and vectors."""
+"""Edits of the rows of a data set, and edited copies of tables."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
-from mispair.pairs.npy import write_rows
-from mispair.pairs.shards import SideRows
 from mispair.pairs.tables import BATCH, Table, TablePart, TextFormat
 from mispair.support.arrays import IntArray, Mask
 from mispair.support.files import replacing
@@ -232,9 +230,3 @@ def _write_text(style: TextFormat, batches: Iterator[Any], file: IO[bytes]) -> N
         writer.writerows(rows)
     text.flush()
     text.detach()
-
-
-def write_vectors(path: Path, side: SideRows, rows: IntArray) -> None:
-    """Write the vectors at some rows of a side as one .npy file, in their own type."""
-    dtype = side.dtype
-    write_rows(path, lambda wanted: side.gather(wanted, dtype), rows)

@@ -22,10 +22,9 @@ import numpy.typing as npt
 
 from mispair.config import Config, NoiseKind
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError, ShapeError
-from mispair.pairs.npy import check_finite, chunks, open_array
+from mispair.pairs.npy import check_finite, chunks, open_array, write_array
 from mispair.pairs.pairs import Pairs, Tokens, Vectors
 from mispair.support.arrays import FloatArray, IntArray
-from mispair.support.files import replacing
 
 NEIGHBOURS = 10  # nearest left items that `near` exchanges with
 GROUP_ITEMS = 20  # left items per group in `group`, about
@@ -224,8 +223,7 @@ def mismatch(link: IntArray, truth: IntArray, groups: IntArray | None = None) ->
 
 def save_noise(path: str | Path, index: IntArray) -> None:
     """Write a noise index as int64 .npy, readable by the peers' code, whole or not at all."""
-    with replacing(path) as file:
-        np.save(file, np.asarray(index, dtype=np.int64), allow_pickle=False)
+    write_array(Path(path), np.asarray(index, dtype=np.int64))
 
 
 def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = False) -> IntArray:

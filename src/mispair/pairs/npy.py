@@ -207,6 +207,12 @@ def absolute_maximum(array: npt.NDArray[Any]) -> float:
     return highest
 
 
+def write_array(path: Path, array: npt.NDArray[Any]) -> None:
+    """Write an array, whole or not at all."""
+    with replacing(path) as file:
+        np.save(file, array, allow_pickle=False)
+
+
 def write_rows(
     path: Path, read: Callable[[IntArray], npt.NDArray[Any]], rows: IntArray, times: IntArray | None = None
 ) -> None:

@@ -220,7 +220,7 @@ class Pairs:
                 columns["image"] = [image_cell(source.image(row)) for row in rows]
             columns["caption"] = source.texts(rows)
         else:
-            texts = self.right.texts if isinstance(self.right, Tokens) else self.right_ids
+            texts = self.texts
             columns["left"] = [self.left_ids[self.link[row]] if self.left_ids else int(self.link[row]) for row in rows]
             columns["right"] = [texts[row] if texts else row for row in rows]
         if self.match_score is not None and self.flagged is not None:
@@ -264,6 +264,11 @@ class Pairs:
 
     def __len__(self) -> int:
         return len(self.link)
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The texts of the right items; empty if unknown."""
+        return self.right.texts if isinstance(self.right, Tokens) else self.right_ids
 
     @property
     def left_groups(self) -> IntArray:

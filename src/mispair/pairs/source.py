@@ -26,7 +26,8 @@ import pyarrow
 
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
-from mispair.pairs.edits import Edits, LookUp, TableCopies, write_vectors
+from mispair.pairs.edits import Edits, LookUp, TableCopies
+from mispair.pairs.npy import write_rows
 from mispair.pairs.origin import Origin
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds, Texts
@@ -326,7 +327,8 @@ class Source:
         for name, side, items in (("left", self.left, edits.image_from), ("right", self.right, edits.caption_from)):
             views = views_of(side)
             for number, view in enumerate(views, 1):
-                write_vectors(out / f"{name}{f'_{number}' * (len(views) > 1)}.npy", view, items[rows])
+                path = out / f"{name}{f'_{number}' * (len(views) > 1)}.npy"
+                write_rows(path, partial(view.gather, dtype=view.dtype), items[rows])
         copies = self._table_copies()
         if copies is not None:
             copies.write(edits, out)

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from mispair.errors import DamagedError, InvalidValueError, TooFewError
-from mispair.pairs.npy import open_array
+from mispair.pairs.npy import open_array, write_array
 from mispair.pairs.pairs import HELD_OUT
 from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
-from mispair.support.files import Json, replacing
+from mispair.support.files import Json
 
 _NAMES = {"train": "train", "restval": "train", "dev": "dev", "val": "dev", "validation": "dev", "test": "test"}
 _SHARE = 0.1  # of the images for validation, and for testing
@@ -93,8 +93,7 @@ class SplitRule:
 
 def save_rows(out: Path, split: str, rows: IntArray) -> None:
     """Write the row in the data set of each pair of a split."""
-    with replacing(out / f"{split}_rows.npy") as file:
-        np.save(file, rows, allow_pickle=False)
+    write_array(out / f"{split}_rows.npy", rows)
 
 
 def read_rows(folder: Path) -> dict[str, IntArray]:

@@ -114,7 +114,7 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
     """Pairs by one vector for each left and each right item, with the known ids, captions and image names."""
     groups = pairs.left_groups[pairs.link]
     shared = len(np.unique(groups)) < len(pairs)
-    texts = captions(pairs)
+    texts = pairs.texts
     known = row_ids.from_lists(None, groups if shared else None, len(pairs))
     source = Source(
         SideRows.of([ArrayRows(left, pairs.link)]), SideRows.of([ArrayRows(right)]), "memory", pairs.name, known
@@ -130,11 +130,6 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
         images=() if images is None else (images,),
         names=replace(source.names, ids=pair_ids(pairs)),
     )
-
-
-def captions(pairs: Pairs) -> Sequence[str]:
-    """The texts of the right items; empty if missing."""
-    return pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
 
 
 def pair_ids(pairs: Pairs) -> Any:

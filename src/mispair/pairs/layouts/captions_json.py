@@ -22,12 +22,13 @@ _EXPECTED = (
 )
 
 
-def open_json(path: Path, images: Path | None = None) -> ImageFiles:
+def open_json(paths: Sequence[Path], _: Path | None, images: Path | None, *__: object) -> ImageFiles:
     """The pairs of all splits of a JSON file; images beside it by default.
 
     Either `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
     `{"images": [{"filename", "filepath", "sentences": [{"raw", "sentid"}]}]}`.
     """
+    (path,) = paths
     content, images = _read(path), images or path.parent
     if "annotations" in content:
         return CocoCaptions(path, content, images)

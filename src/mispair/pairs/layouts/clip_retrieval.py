@@ -10,6 +10,7 @@ its first row goes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import numpy.typing as npt
 import pyarrow
 
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
-from mispair.pairs.edits import Edits, write_vectors
+from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.precomp import DevProtocol
-from mispair.pairs.npy import check_finite, open_array
+from mispair.pairs.npy import check_finite, open_array, write_rows
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, Pairs, Vectors
 from mispair.pairs.result_tables import write_table
@@ -226,7 +227,8 @@ class ClipRetrieval(DataSetFolder):
                 rows = np.flatnonzero(edits.keep[start : start + shard.shape[0]]) + int(start)
                 if not len(rows):
                     continue
-                write_vectors(target / shard.path.parent.name / shard.path.name, side, moved[rows])
+                path = target / shard.path.parent.name / shard.path.name
+                write_rows(path, partial(side.gather, dtype=side.dtype), moved[rows])
                 if copies is None and side is self.left:  # a table of ids, where there was none
                     table = pyarrow.table({"id": self.ids(rows)})
                     name = shard.path.stem.replace(SIDE_FOLDERS[0], "metadata")

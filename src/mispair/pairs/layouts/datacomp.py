@@ -19,7 +19,7 @@ import pyarrow.compute
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.edits import Edits, TableCopies
 from mispair.pairs.layouts import SUBSET
-from mispair.pairs.npy import parse_header
+from mispair.pairs.npy import parse_header, write_array
 from mispair.pairs.shards import SideRows
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
@@ -124,8 +124,7 @@ class DataComp(Source):
                     np.savez(file, **arrays)  # type: ignore[arg-type]
         subset = uid_subset(self.ids(edits.rows))
         if subset is not None:
-            with replacing(out / SUBSET) as file:
-                np.save(file, subset, allow_pickle=False)
+            write_array(out / SUBSET, subset)
 
 
 def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:

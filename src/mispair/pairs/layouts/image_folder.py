@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,8 @@ class TextFiles(CopiedImages):
     The images may be in another folder.
     """
 
-    def __init__(self, folder: Path, images: Path | None = None) -> None:
+    def __init__(self, folders: Sequence[Path], _: Path | None, images: Path | None, *__: object) -> None:
+        (folder,) = folders
         self.outside = images if images is not None and images.resolve() != folder.resolve() else None
         rows, self.notes = _read_texts(folder, images or folder)
         self._place = folder

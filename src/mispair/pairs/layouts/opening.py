@@ -64,12 +64,12 @@ class Layout(NamedTuple):
 
 LAYOUTS = (
     Layout(JsonLines, (".jsonl", ".ndjson"), (f"**/{METADATA}",)),
-    Layout(lambda files, root, *_: Tars(files, root), (".tar",), ("*.tar", "**/*.tar"), has_columns=False),
+    Layout(Tars, (".tar",), ("*.tar", "**/*.tar"), has_columns=False),
     Layout(open_files, (".parquet", ".pq"), ("**/*.parquet",)),
     Layout(open_files, (".csv", ".tsv", ".psv", ".txt")),
-    Layout(lambda files, _, images, __: open_json(files[0], images), (".json",), has_columns=False),
+    Layout(open_json, (".json",), has_columns=False),
 )
-TEXTS = Layout(lambda files, _, images, __: TextFiles(files[0], images), (), has_columns=False)
+TEXTS = Layout(TextFiles, (), has_columns=False)
 _BY_SUFFIX = {suffix: layout for layout in LAYOUTS for suffix in layout.suffixes}
 _ALONE = (".csv", ".tsv", ".psv", ".json", ".jsonl", ".ndjson")  # may be the one table of a folder
 _INSIDE = (".txt", ".tar", ".parquet", ".jsonl", ".ndjson", *IMAGE_SUFFIXES)

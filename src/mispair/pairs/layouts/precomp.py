@@ -186,15 +186,21 @@ def _blocks_repeat(features: npt.NDArray[Any], times: int) -> bool:
     return all(bool((features[b * times : (b + 1) * times] == features[b * times]).all()) for b in blocks)
 
 
+def vocabulary_places(folder: Path) -> list[Path]:
+    """The files in which a vocabulary is looked for: in the folder, then beside it."""
+    folder = folder.resolve()
+    name, beside = f"{folder.name}_vocab.json", folder.parent
+    return [folder / "vocab.json", folder / name, beside / "vocab" / name, beside / name]
+
+
 def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = None) -> tuple[Vocabulary, str]:
     """The vocabulary to use and where it comes from: given, found beside the data, or built from train and dev."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary, "given"
     if vocabulary is not None:
         return Vocabulary.load(vocabulary), str(vocabulary)
-    whole = folder.resolve()
-    file_name, parent = f"{whole.name}_vocab.json", whole.parent
-    for path in (folder / "vocab.json", folder / file_name, parent / "vocab" / file_name, parent / file_name):
+    places = vocabulary_places(folder)
+    for path in places:
         if path.exists():
             return Vocabulary.load(path), str(path)
     texts = [
@@ -205,7 +211,7 @@ def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = N
     ]
     if not texts:
         raise NotFoundError(
-            f"no vocabulary ({file_name}), and no train or dev captions to build one from",
+            f"no vocabulary ({places[-1].name}), and no train or dev captions to build one from",
             where=folder,
             advice="Give the `vocabulary` that the training used.",
         )

@@ -9,7 +9,8 @@ import io
 import json
 import shlex
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -42,14 +43,14 @@ class _Sample(NamedTuple):
     image: int  # where the image begins; -1 without one
     size: int  # of the image
     begin: int  # where the sample begins
-    end: int  # where it ends
+    end: int  # where its last member ends
     dotted: str  # without an image: a member that would be one if its name had fewer dots, or empty
 
 
 class Tars(Source):
     """The samples of tars, in their order; `root` is the folder of the data set, None for a single tar."""
 
-    def __init__(self, paths: Sequence[Path], root: Path | None) -> None:
+    def __init__(self, paths: Sequence[Path], root: Path | None, *_: object) -> None:
         self._tars, self.name, self.inside = list(paths), str(root or paths[0]), True
         beside = [path.with_suffix(".parquet") for path in paths]
         self._tables = {path.stem: path for path in beside if path.is_file()}
@@ -69,7 +70,7 @@ class Tars(Source):
             expected = "members such as 0001.jpg and 0001.txt"
             raise TooFewError("no samples", where=self.name, expected=expected)
         names, uids, texts = (pyarrow.chunked_array(chunks, text).combine_chunks() for chunks in (keys, ids, captions))
-        self.image_names, self.captions = Texts(names), Texts(texts)
+        self._keys, self.image_names, self.captions = names, Texts(names), Texts(texts)
         captioned = pyarrow.compute.not_equal(texts, "").to_numpy(zero_copy_only=False)
         if not (captioned & (self._places[:, 0] >= 0)).any():
             raise TooFewError(
@@ -177,7 +178,7 @@ class Tars(Source):
             if path.stem in begins:
                 part = table.parts[list(self._tables).index(path.stem)]
                 keys = pyarrow.chunked_array([cells for (cells,) in part.batches(["key"])], pyarrow.large_string())
-                places = pyarrow.compute.index_in(self.image_names.array[start:stop], value_set=keys.combine_chunks())
+                places = pyarrow.compute.index_in(self._keys[start:stop], value_set=keys.combine_chunks())
                 found[start:stop] = np.asarray(places.fill_null(-1 - begins[path.stem])) + begins[path.stem]
         return found
 
@@ -200,36 +201,33 @@ def check_unpacked(path: Path) -> None:
 
 def _index(path: Path) -> list[_Sample]:
     """Find the samples of a tar."""
-    found, members = list[_Sample](), dict[str, tarfile.TarInfo]()
-    key = ""
     length = regular(path).stat().st_size
     check_unpacked(path)
     try:
         with tarfile.open(path, "r:", encoding="utf-8") as tar, path.open("rb") as contents:
-            for member in tar:
-                tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
-                if not member.isreg():
-                    continue
-                if member.offset_data + member.size > length:
-                    raise tarfile.ReadError("its end is missing")
-                name, ending = _split(member.name)
-                if name != key and members:
-                    found.append(_sample(key, members, contents, member.offset))
-                    members.clear()
-                key = name
-                members.setdefault(ending, member)
+            by_key = groupby(_members(tar, length), lambda member: _split(member.name)[0])
+            found = [_sample(key, list(members), contents) for key, members in by_key]
             contents.seek(tar.offset)
             if contents.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile stops at a damaged header without a word
                 raise tarfile.ReadError("a header is damaged")
-            if members:
-                last = max(members.values(), key=lambda member: member.offset)
-                found.append(_sample(key, members, contents, last.offset_data + _padded(last.size)))
     except (tarfile.TarError, ValueError) as error:
         raise unreadable(path, error, expected="a tar", advice="Copy or write it again.") from None
     return found
 
 
-def _sample(key: str, members: Mapping[str, tarfile.TarInfo], file: IO[bytes], end: int) -> _Sample:
+def _members(tar: tarfile.TarFile, length: int) -> Iterator[tarfile.TarInfo]:
+    """The regular files of a tar of this length."""
+    for member in tar:
+        tar.members = []  # type: ignore[attr-defined]  # else it keeps all of them
+        if member.isreg():
+            if member.offset_data + member.size > length:
+                raise tarfile.ReadError("its end is missing")
+            yield member
+
+
+def _sample(key: str, files: Sequence[tarfile.TarInfo], file: IO[bytes]) -> _Sample:
+    members = {_split(member.name)[1]: member for member in reversed(files)}  # the first one of each ending
+
     def content(ending: str) -> bytes:
         member = members.get(ending)
         if member is None or member.size > _LONGEST_TEXT:
@@ -237,8 +235,8 @@ def _sample(key: str, members: Mapping[str, tarfile.TarInfo], file: IO[bytes], e
         file.seek(member.offset_data)
         return file.read(member.size)
 
-    image = next((member for ending, member in members.items() if ending in IMAGE_SUFFIXES), None)
-    dotted = (member.name for ending, member in members.items() if ending.endswith(tuple(IMAGE_SUFFIXES)))
+    image = next((member for member in files if _split(member.name)[1] in IMAGE_SUFFIXES), None)
+    dotted = (member.name for member in files if _split(member.name)[1].endswith(tuple(IMAGE_SUFFIXES)))
     known = _parsed(content(_JSON)) or {}
     name = find_column(tuple(known), "caption")
     caption = decoded(content(_CAPTION)) if _CAPTION in members else known.get(name or "") or ""
@@ -248,8 +246,8 @@ def _sample(key: str, members: Mapping[str, tarfile.TarInfo], file: IO[bytes], e
         caption=plain(str(caption)).strip(),
         image=-1 if image is None else image.offset_data,
         size=0 if image is None else image.size,
-        begin=next(iter(members.values())).offset,
-        end=end,
+        begin=files[0].offset,
+        end=files[-1].offset_data + _padded(files[-1].size),
         dotted=next(dotted, "") if image is None else "",
     )
 

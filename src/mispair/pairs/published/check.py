@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy.typing as npt
 
 from mispair.errors import DataError, NotFoundError, ShapeError
-from mispair.pairs.layouts.precomp import arrange, captions_path, read_captions, read_ids
+from mispair.pairs.layouts.precomp import arrange, captions_path, read_captions, read_ids, vocabulary_places
 from mispair.pairs.npy import TruncatedError, open_array
 from mispair.pairs.published.catalogue import DATA_SETS, DataSet, PublishedFile, Publisher, Split
 from mispair.pairs.vocabulary import Vocabulary
@@ -102,19 +102,12 @@ def _check_file(file: PublishedFile, folder: Path) -> Finding:
 
 def _find(file: PublishedFile, folder: Path) -> Path | None:
     """Path of a file: first the place used by mispair itself, then other places."""
-    places = [file.name, *file.other_places]
+    paths = [Path(os.path.normpath(folder.resolve() / place)) for place in (file.name, *file.other_places)]
     if file.kind == "captions" and file.split:
-        places = [captions_path(folder, file.split.name).name]
+        paths = [captions_path(folder.resolve(), file.split.name)]
     if file.kind == "vocabulary":
-        own = _own_vocabulary(folder)
-        places = ["vocab.json", own, f"../vocab/{own}", f"../{own}", *places]
-    paths = (Path(os.path.normpath(folder.resolve() / place)) for place in places)
+        paths = [*vocabulary_places(folder), *paths]
     return next((path for path in paths if path.is_file()), None)
-
-
-def _own_vocabulary(folder: Path) -> str:
-    """File name of the vocabulary of a data set in this folder."""
-    return f"{folder.resolve().name}_vocab.json"
 
 
 def _features(file: PublishedFile, path: Path, _: Path) -> Answer:
@@ -185,9 +178,9 @@ def _vocabulary(file: PublishedFile, path: Path, folder: Path) -> Answer:
     words = len(Vocabulary.load(path))
     if file.words not in (None, words):
         return "another length", f"{words:,} words; published with {file.words:,}."
-    own = _own_vocabulary(folder)
-    lost = path.name not in ("vocab.json", own)
-    remark = f"; mispair looks for {own} beside this folder: rename it, or give it as `vocab`" if lost else ""
+    known = vocabulary_places(folder)
+    remark = f"; mispair looks for {known[-1].name} beside this folder: rename it, or give it as `vocab`"
+    remark = "" if path in known else remark
     return _with_checksum(file, path, f"{words:,} words{remark}")
 
 

@@ -9,7 +9,7 @@ import torch
 from made_pairs import MadePairs, learned, made_pairs, quality, scores
 from mispair.auditing.audit import COMMON_SPACE, audit
 from mispair.auditing.scoring import joint, judge
-from mispair.auditing.scoring.folds import fold_numbers
+from mispair.auditing.scoring.folds import fold_numbers, in_random_order
 from mispair.auditing.scoring.joint import normalised_cosine, normalised_cosines, share_a_space
 from mispair.auditing.scoring.judge import FitRound
 from mispair.auditing.scoring.measures import names
@@ -72,12 +72,12 @@ def test_the_notes_say_that_a_common_space_was_noticed() -> None:
 def test_normalised_cosines_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = (torch.nn.functional.normalize(torch.randn(60, 8), dim=1) for _ in range(2))
     lefts, rights = np.arange(40), np.arange(20, 60)
-    own, strange = normalised_cosines(x, y, lefts, rights)
+    own, strange = normalised_cosines(x, y, lefts, rights, np.arange(60))
     monkeypatch.setattr(joint, "PIECE", 7)
-    again = normalised_cosines(x, y, lefts, rights)
+    again = normalised_cosines(x, y, lefts, rights, np.arange(60))
     np.testing.assert_allclose(again[0], own, atol=1e-6)
     np.testing.assert_allclose(again[1], strange, atol=1e-6)
-    chosen = np.random.default_rng(0).permutation(60)
+    chosen = in_random_order(np.arange(60), np.arange(60))
     rows = torch.arange(60)
     expected = normalised_cosine(x, y, x[chosen], y[chosen], rows, rows)
     np.testing.assert_allclose(own, expected.numpy(), atol=1e-6)

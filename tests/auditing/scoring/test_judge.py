@@ -281,7 +281,10 @@ def test_copies_are_not_flagged_for_being_copies(grouped: bool) -> None:
 def test_groups_may_be_larger_than_a_neighbourhood() -> None:
     pairs = made_pairs(300, 0.3, per_left=12)
     assert (
-        neighbours_partners(pairs.tensors[0], pairs.fold, np.ones(len(pairs.fold), dtype=bool), pairs.groups) == -1
+        neighbours_partners(
+            pairs.tensors[0], pairs.fold, np.arange(len(pairs.fold)), np.ones(len(pairs.fold), dtype=bool), pairs.groups
+        )
+        == -1
     ).all()
     assert quality(match(pairs), pairs.mismatched) > 0.85
 
@@ -296,7 +299,7 @@ def test_too_few_groups_are_a_mistake_in_words(groups: np.ndarray) -> None:
 def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group() -> None:
     pairs = made_pairs(300, per_left=3)
     x = torch.nn.functional.normalize(pairs.tensors[0], dim=1)
-    partner = neighbours_partners(x, pairs.fold, np.ones(len(x), dtype=bool), pairs.groups)
+    partner = neighbours_partners(x, pairs.fold, np.arange(len(x)), np.ones(len(x), dtype=bool), pairs.groups)
     lent = np.flatnonzero(partner >= 0)
     assert len(lent) > 100
     assert (pairs.fold[partner[lent]] == pairs.fold[lent]).all()
@@ -310,7 +313,7 @@ def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group(
 
 def test_a_row_alone_in_its_fold_borrows_from_nobody() -> None:
     fold = np.array([0, 1, 1], dtype=np.uint8)
-    assert neighbours_partners(torch.eye(3), fold, np.ones(3, dtype=bool), np.arange(3)).tolist() == [
+    assert neighbours_partners(torch.eye(3), fold, np.arange(3), np.ones(3, dtype=bool), np.arange(3)).tolist() == [
         -1,
         2,
         1,

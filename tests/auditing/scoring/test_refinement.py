@@ -96,7 +96,7 @@ def test_refined_spaces_tell_partners_better(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(refinement, "BATCH", 64)
     x, y, fold = made()
     plain = fitted_spaces(x, y, fold, torch.ones(len(x)), 1.0)
-    better = refined(plain, x, y, fold, np.ones(len(x)))
+    better = refined(plain, x, y, fold, np.ones(len(x)), np.arange(len(x)))
     assert separation(better, x, y, fold) > separation(plain, x, y, fold) + 0.002
     for before, after in zip(plain, better, strict=True):
         assert torch.equal(before.left, after.left)  # evidence stays what it was
@@ -111,7 +111,7 @@ def test_a_fold_does_not_refine_its_own_space(monkeypatch: pytest.MonkeyPatch) -
     plain = fitted_spaces(x, y, fold, torch.ones(len(x)), 1.0)
     changed = y.clone()
     changed[fold == 3] = y[fold == 3].roll(1, 0)
-    first, second = (refined(plain, x, side, fold, np.ones(len(x)))[3] for side in (y, changed))
+    first, second = (refined(plain, x, side, fold, np.ones(len(x)), np.arange(len(x)))[3] for side in (y, changed))
     assert first.refined_right is not None
     assert second.refined_right is not None
     assert torch.equal(first.refined_right, second.refined_right)
@@ -120,4 +120,4 @@ def test_a_fold_does_not_refine_its_own_space(monkeypatch: pytest.MonkeyPatch) -
 def test_few_trusted_pairs_leave_the_spaces_as_they_are() -> None:
     x, y, fold = made(300)
     plain = fitted_spaces(x, y, fold, torch.ones(len(x)), 1.0)
-    assert refined(plain, x, y, fold, np.ones(len(x))) is plain
+    assert refined(plain, x, y, fold, np.ones(len(x)), np.arange(len(x))) is plain

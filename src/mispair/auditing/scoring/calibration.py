@@ -52,8 +52,9 @@ def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
     sure = QUANTILES <= SURE
     rate = float(ratios[sure].mean())
     error = math.sqrt(max(rate, 1 / len(observed)) / (SURE * len(observed)))  # of a count over all that are below
-    flat = np.cumprod(ratios <= rate + error).astype(bool) | sure
-    return float(np.clip(np.average(ratios[flat], weights=QUANTILES[flat]), 0, 1))
+    # Quantiles count less and less from half a standard error to one and a half: a sharp end would make the rate leap.
+    flat = np.minimum.accumulate(np.clip(1.5 - (ratios - rate) / error, 0, 1))
+    return float(np.clip(np.average(ratios, weights=QUANTILES * np.maximum(flat, sure)), 0, 1))
 
 
 def _quantiles(shuffled: FloatArray) -> FloatArray:

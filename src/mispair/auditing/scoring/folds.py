@@ -20,7 +20,7 @@ SETS = 5  # of folds: fold f is in set f % SETS
 SETS_OUT = list(combinations(range(SETS), 2))
 TWO_OUT = [tuple(number for number in range(FOLDS) if number % SETS in sets) for sets in SETS_OUT]
 PART = 1 << 18  # rows at a time
-FOLD, SAMPLE, PARTNER, NEAR, SHARED = range(5)  # independent streams of random numbers
+FOLD, SAMPLE, PARTNER, NEAR, SHARED, ORDER = range(6)  # independent streams of random numbers
 
 
 def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
@@ -63,12 +63,19 @@ def sample(rows: IntArray, most: int) -> IntArray:
     return np.sort(chosen)
 
 
-def shuffled(fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
-    """For each place (n,) another one of its fold, as its partner in a shuffled pair; -1 if they share a group."""
-    partner = np.full(len(fold), -1)
+def in_random_order(places: IntArray, numbers: IntArray, stream: int = ORDER) -> IntArray:
+    """Sort some places by random keys of their numbers: a place more or less leaves the others in their order."""
+    return places[random_keys(numbers[places], stream).argsort(kind="stable")]
+
+
+def shuffled(fold: npt.NDArray[np.uint8], *groups: IntArray, numbers: IntArray | None = None) -> IntArray:
+    """For each place (n,) another one of its fold, as its partner in a shuffled pair; -1 if they share a group.
+
+    `numbers` (n,) are the rows in these places and decide the order; by default the places do.
+    """
+    partner, numbers = np.full(len(fold), -1), np.arange(len(fold)) if numbers is None else numbers
     for number in range(FOLDS):
-        places = np.flatnonzero(fold == number)
-        places = places[random_keys(places, PARTNER).argsort()]
+        places = in_random_order(np.flatnonzero(fold == number), numbers, PARTNER)
         partner[places] = np.roll(places, 1)
     return strangers(partner, *groups)
 

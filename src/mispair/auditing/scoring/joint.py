@@ -27,7 +27,7 @@ from torch.nn.functional import cosine_similarity, normalize
 
 from mispair.auditing.scoring.calibration import separated, separation
 from mispair.auditing.scoring.common_space import moments, product
-from mispair.auditing.scoring.folds import FOLDS, shuffled
+from mispair.auditing.scoring.folds import FOLDS, in_random_order, shuffled
 from mispair.compute.threads import parallel_map
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
@@ -70,9 +70,14 @@ def _log_mean_exp(items: Tensor, others: Tensor, scale: Tensor) -> Tensor:
     return torch.cat(parts) - math.log(len(others))
 
 
-def normalised_cosines(x: Tensor, y: Tensor, lefts: IntArray, rights: IntArray) -> tuple[FloatArray, FloatArray]:
-    """The same of pairs of centred unit vectors (n, D), (n,), and of their left and right items in some rows (w,)."""
-    chosen = np.random.default_rng(0).permutation(len(x))[:OTHERS]
+def normalised_cosines(
+    x: Tensor, y: Tensor, lefts: IntArray, rights: IntArray, numbers: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """The same of pairs of centred unit vectors (n, D), (n,), and of their left and right items in some rows (w,).
+
+    `numbers` (n,) choose the others.
+    """
+    chosen = in_random_order(np.arange(len(x)), numbers)[:OTHERS]
     rows = torch.arange(len(x), device=x.device)
     strange = (torch.from_numpy(items).to(x.device) for items in (lefts, rights))
     both = [torch.cat([rows, items]) for items in strange]

@@ -16,7 +16,17 @@ from torch.nn.functional import normalize
 from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination, separation
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
-from mispair.auditing.scoring.folds import FOLDS, NEAR, ONE_OUT, TWO_OUT, random_keys, shuffled, strangers
+from mispair.auditing.scoring.folds import (
+    FOLDS,
+    NEAR,
+    ONE_OUT,
+    ORDER,
+    TWO_OUT,
+    in_random_order,
+    random_keys,
+    shuffled,
+    strangers,
+)
 from mispair.auditing.scoring.joint import Expectation, normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, largest, learned, make_bank, measure
 from mispair.auditing.scoring.recalibration import LEAST
@@ -257,7 +267,8 @@ def learn(
     joint = (joint or share_a_space(left, right, fold, groups, *items)) if views is None else views.joint
     transforms = SideTransform.both(left, right, views, joint=joint)
     first = joint and network_score is None  # the networks of a run may have memorised mismatched pairs
-    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items, joint=first)
+    own = np.arange(len(left)) if numbers is None else numbers
+    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items, numbers=own, joint=first)
     sample = replace(sample, checked=checked)
     fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, (transforms[0].width, transforms[1].width))
     rows = np.arange(len(left))
@@ -267,9 +278,9 @@ def learn(
     trust = last.trust()
     without = [*ONE_OUT, *TWO_OUT]
     with stage_part(0.8):
-        found = refined([*last.spaces, *couple_spaces], sample.x, sample.y, sample.fold, trust, without)
+        found = refined([*last.spaces, *couple_spaces], sample.x, sample.y, sample.fold, trust, own, without)
     spaces, couple_spaces = found[:FOLDS], found[FOLDS:]
-    chosen = [_bank_rows(number, sample.fold, trust) for number in range(FOLDS)]
+    chosen = [_bank_rows(number, sample, trust) for number in range(FOLDS)]
     banks = [make_bank(space, sample.x[rows], sample.y[rows]) for space, rows in zip(spaces, chosen, strict=True)]
     swapped_lefts, swapped_rights, alike = look_alikes(sample, groups, *items)
     lefts = np.concatenate([rows, sample.shuffled, swapped_lefts])
@@ -288,7 +299,7 @@ def learn(
         np.isin(names, measures.WEAK), np.isin(names, measures.NATURAL),
     )  # fmt: skip
     trusted = trust >= MATCH_THRESHOLD
-    own = rows[:0] if numbers is None else numbers
+    known = rows[:0] if numbers is None else numbers
     return Judge(
         transforms=transforms,
         spaces=spaces,
@@ -301,8 +312,8 @@ def learn(
         observed=combination.sums(observed),
         null=combination.sums(null),
         similar=combination.sums(swapped[trusted[swapped_lefts] & trusted[swapped_rights]]),
-        rows=own,
-        measured=observed[: len(own)].copy(),
+        rows=known,
+        measured=observed[: len(known)].copy(),
     )
 
 
@@ -313,6 +324,7 @@ class Sample:
     x: Tensor  # (n, D) left items
     y: Tensor  # (n, E) right items
     fold: npt.NDArray[np.uint8]  # (n,)
+    numbers: IntArray  # (n,) their rows: random choices depend on these, not on places among the others
     shuffled: IntArray  # (w,) rows whose left items have ...
     partner: IntArray  # (w,) ... the right items of these rows in a shuffled pair
     cosines: tuple[FloatArray, FloatArray] | None  # (n,) of pairs and (w,) of shuffled ones, in a space of both sides
@@ -320,9 +332,17 @@ class Sample:
 
     @classmethod
     def of(
-        cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray, *items: IntArray, joint: bool = False
+        cls,
+        x: Tensor,
+        y: Tensor,
+        fold: npt.NDArray[np.uint8],
+        groups: IntArray,
+        *items: IntArray,
+        numbers: IntArray | None = None,
+        joint: bool = False,
     ) -> Sample:
-        partner = shuffled(fold, groups, *items)
+        numbers = np.arange(len(x)) if numbers is None else numbers
+        partner = shuffled(fold, groups, *items, numbers=numbers)
         rows, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
         if min(different, len(rows)) < LEAST_GROUPS:
             raise DataError(
@@ -330,8 +350,8 @@ class Sample:
                 "size, as mismatched pairs are simulated with items of different groups. Pairs of one group "
                 "share an item. Make the groups smaller, or give no groups."
             )
-        cosines = normalised_cosines(x, y, rows, partner[rows]) if joint else None
-        return cls(x, y, fold, rows, partner[rows], cosines)
+        cosines = normalised_cosines(x, y, rows, partner[rows], numbers) if joint else None
+        return cls(x, y, fold, numbers, rows, partner[rows], cosines)
 
     def first_trust(self) -> FloatArray:
         """(n,) match probability of each pair, before anything is learned."""
@@ -403,7 +423,7 @@ def measured_rounds(
         rows, null = own[which], wrong[which]
         pairs = np.concatenate([rows, sample.shuffled[null]]), np.concatenate([rows, sample.partner[null]])
         lefts, rights = (torch.from_numpy(np.searchsorted(rows, side)).to(sample.x.device) for side in pairs)
-        chosen = _bank_rows(folds[which], sample.fold, trust)
+        chosen = _bank_rows(folds[which], sample, trust)
         sides, others = (sample.x[rows], sample.y[rows]), (sample.x[chosen], sample.y[chosen])
         spaces = [fit[which] for fit in several]
         found = (learned(space, make_bank(space, *others), *sides, lefts, rights) for space in spaces)
@@ -520,10 +540,11 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
     new pair is as right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep
     their right item. With many rows, a sample is enough.
     """
-    rows, step = np.arange(len(sample.x)), math.ceil(len(sample.x) / LOOK_ALIKES)
+    step = math.ceil(len(sample.x) / LOOK_ALIKES)
+    turn = random_keys(sample.numbers, ORDER) % np.uint64(2 * step)
     found = []
     for side, (kept, other) in enumerate(((sample.x, sample.y), (sample.y, sample.x))):
-        near = neighbours_partners(kept, sample.fold, rows % (2 * step) == side * step, *groups)
+        near = neighbours_partners(kept, sample.fold, sample.numbers, turn == side * step, *groups)
         own = np.flatnonzero(near >= 0)
         alike = (other[own] * other[near[own]]).sum(1).clamp(min=0).double().cpu().numpy()
         found.append((own, near[own], alike) if side == 0 else (near[own], own, alike))
@@ -532,7 +553,7 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
 
 
 def neighbours_partners(
-    x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], *groups: IntArray
+    x: Tensor, fold: npt.NDArray[np.uint8], numbers: IntArray, wanted: npt.NDArray[np.bool_], *groups: IntArray
 ) -> IntArray:
     """For each wanted pair another one of its fold, with one of the `CLOSE_BY` nearest items (n, D).
 
@@ -550,19 +571,19 @@ def neighbours_partners(
             near = x[rows] @ others
             near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
             nearest = largest(near, min(CLOSE_BY, len(places) - 1))[1].cpu().numpy()
-            pick = (random_keys(rows, NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
+            pick = (random_keys(numbers[rows], NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
 
     parallel_each(search, range(FOLDS))
     return strangers(partner, *groups)
 
 
-def _bank_rows(number: int, fold: npt.NDArray[np.uint8], trust: FloatArray) -> IntArray:
+def _bank_rows(number: int, sample: Sample, trust: FloatArray) -> IntArray:
     """Likely matches of the other folds, chosen at random: the bank must be diverse."""
-    others = np.flatnonzero((fold != number) & (trust >= MATCH_THRESHOLD))
+    others = np.flatnonzero((sample.fold != number) & (trust >= MATCH_THRESHOLD))
     if len(others) < measures.FEW:
-        others = np.flatnonzero(fold != number)
-    return np.random.default_rng(number).permutation(others)[:BANK]
+        others = np.flatnonzero(sample.fold != number)
+    return in_random_order(others, sample.numbers)[:BANK]
 
 
 def cut(places: IntArray, size: int) -> list[IntArray]:

@@ -9,6 +9,7 @@ fold's space is refined without that fold.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
-from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
+from mispair.auditing.scoring.folds import FOLDS, ONE_OUT, in_random_order
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD
@@ -36,6 +37,7 @@ DECAYS = (0.9, 0.999)  # of Adam's running means
 TEMPERATURE = 0.1  # of the similarities
 SOFT = 0.8  # share of the targets that is spread over items alike
 ALIKE = 0.1  # temperature of that likeness
+MOST_ROWS = 1 << 40  # of a data set
 LEAST = 1e-30  # sum of a softmax of which no item takes part
 
 
@@ -45,17 +47,18 @@ def refined(
     y: Tensor,
     fold: npt.NDArray[np.uint8],
     trust: FloatArray,
+    numbers: IntArray,
     without: Sequence[Sequence[int]] = ONE_OUT,
 ) -> list[CommonSpace]:
     """Refine the directions of spaces; unchanged if there are too few trusted pairs.
 
     Each space was fitted `without` some folds of the pairs (n, D) and (n, E), and is refined without them. Every
-    `FOLDS` spaces in a row have equally many directions.
+    `FOLDS` spaces in a row have equally many directions. `numbers` (n,) are the rows of the pairs.
     """
     rows = np.flatnonzero(trust >= MATCH_THRESHOLD)
     if len(rows) < ENOUGH:
         return spaces
-    batches = _batches(rows)
+    batches = _batches(rows, numbers)
     weight = torch.from_numpy(trust * ~np.stack([np.isin(fold, out) for out in without])).to(x)
     at_once = FOLDS if x.device.type == "cuda" else AT_ONCE
     parts = [slice(start, start + at_once) for start in range(0, len(spaces), at_once)]
@@ -71,13 +74,13 @@ def refined(
     return [space for learner in learners for space in learner.spaces()]
 
 
-def _batches(rows: IntArray) -> list[IntArray]:
-    """Rows of each step."""
+def _batches(rows: IntArray, numbers: IntArray) -> list[IntArray]:
+    """Rows of each step, in the order of random keys of their numbers (n,)."""
     in_epoch = len(rows) // BATCH
     steps = min(EPOCHS * in_epoch, max(ENOUGH_STEPS, in_epoch))
-    rng, batches = np.random.default_rng(0), []
-    for _ in range(0, steps, in_epoch):
-        rows = rng.permutation(rows)
+    batches: list[IntArray] = []
+    for epoch in range(math.ceil(steps / in_epoch)):
+        rows = in_random_order(rows, numbers + epoch * MOST_ROWS)
         batches += np.split(rows[: in_epoch * BATCH], in_epoch)
     return batches[:steps]
 

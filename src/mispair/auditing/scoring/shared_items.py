@@ -58,7 +58,8 @@ class SharedItems:
     left: IntArray  # (N,) first row with (nearly) the same left item as each row, or of its given group
     right: IntArray  # (N,) first row with the same right item
     first: IntArray  # (N,) first row with the same two items: of these only one is learned from
-    groups: IntArray  # (N,) number of the group of rows that are in one fold, by first appearance
+    # (N,) first row of the rows that are in one fold; a count of groups would change with each near-duplicate before it
+    groups: IntArray
     # (2, N) for rows whose left (right) item has many partners with nothing in common: how many, else 0
     unlike: npt.NDArray[np.int32]
     # groups of rows whose left items, and whose right items, are nearly the same
@@ -224,9 +225,7 @@ def combined(
     links = [np.where(unlike[side] > 0, np.arange(rows), own) for side, own in enumerate((left, right))]
     apart = np.arange(rows) if groups is None else np.where(unlike[0] > 0, rows + np.arange(rows), groups)
     joined, split = _joined(links, distinct, _lowest(apart))
-    groups_first = joined[first]
-    numbers = np.cumsum(groups_first == np.arange(rows)) - 1
-    return SharedItems(left, right, first, numbers[groups_first], unlike, near_duplicates, split)
+    return SharedItems(left, right, first, joined[first], unlike, near_duplicates, split)
 
 
 def _items(found: Groups, rows: int) -> IntArray:

@@ -213,7 +213,7 @@ def test_rows_in_are_rows_out(planted: dict[int, str], widths: tuple[int, int], 
     assert columns["id"] == ids
     assert columns["status"] == expected
     for row, status in enumerate(expected):
-        for name in ("match_score", "is_mismatch", "contrast", "rank"):
+        for name in ("match_score", "is_mismatch", "contrast"):
             assert (columns[name][row] is None) == (status != "ok")
         assert status == "ok" or not columns["reason"][row]
         assert status != "ok" or 0 <= columns["match_score"][row] <= 1

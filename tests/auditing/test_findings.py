@@ -46,12 +46,11 @@ def test_one_row_a_pair_in_the_order_of_the_input(audit: Audit, case: Case) -> N
         "id": arrow.large_string(), "status": text, "match_score": number, "is_mismatch": arrow.bool_(), "reason": text,
         "reasons": text,
         "suggested_right": text, "suggested_right_score": number, "suggested_left": text,
-        "suggested_left_score": number, "contrast": number, "evidence": number, "similarity": number,
-        "neighbours": number, "rank": number,
+        "suggested_left_score": number, "contrast": number, "evidence": number,
     }  # fmt: skip
     columns = table.to_pydict()
     assert columns["id"] == audit.source.ids(range(200))
-    measured = ("match_score", "is_mismatch", "contrast", "evidence", "similarity", "neighbours", "rank")
+    measured = ("match_score", "is_mismatch", "contrast", "evidence")
     for row in range(200):
         assert columns["status"][row].startswith(BAD.get(row, "ok"))
         assert all((columns[name][row] is None) == (row in BAD) for name in measured)
@@ -175,7 +174,7 @@ def test_files(audit: Audit, tmp_path: Path) -> None:
         tmp_path / "a.csv",
         convert_options=csv.ConvertOptions(column_types=audit.table.schema, strings_can_be_null=False),
     )
-    for name in ("id", "status", "match_score", "is_mismatch", "reason", "rank"):
+    for name in ("id", "status", "match_score", "is_mismatch", "reason", "evidence"):
         assert read[name].to_pylist() == audit.table[name].to_pylist()
     for write, name, other in ((audit.to_parquet, "a.parquet", "b.csv"), (audit.to_csv, "a.csv", "b.parquet")):
         with pytest.raises(DataError, match="there already"):

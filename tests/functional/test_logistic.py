@@ -33,17 +33,6 @@ def test_the_regression_is_scikit_learns(ridge: float, m: int) -> None:
     assert_same(logistic(x, y, worth, ridge), sklearn_logistic(x, y, worth, ridge))
 
 
-def test_a_ridge_of_a_column_is_a_unit_of_it() -> None:
-    """A column in other units with that unit squared as its ridge is the same regression."""
-    rng = np.random.default_rng(3)
-    x, target, worth = rng.standard_normal((200, 3)), rng.random(200), np.ones(200)
-    units = np.array([1.0, 10.0, 0.1])
-    plain, offset = logistic(x, target, worth, 2.0)
-    scaled, same = logistic(x * units, target, worth, 2.0 * units**2)
-    assert scaled * units == pytest.approx(plain)
-    assert same == pytest.approx(offset)
-
-
 def test_a_worth_counts_as_so_many_rows() -> None:
     x, y = some_rows()
     times = np.random.default_rng(1).integers(0, 4, len(x))

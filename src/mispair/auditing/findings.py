@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 REASONS = {
     "contrast": "other items fit either side better",
     "evidence": "the two have too little in common",
-    "similarity": "the two have a low cosine in the learned space",
-    "neighbours": "items like these have other partners",
-    "rank": "their distances to trusted pairs do not agree",
     "joint": "their encoders see no likeness",
     "joint_contrast": "other items have a higher cosine with either side",
     "cosine": "their encoders see no likeness",

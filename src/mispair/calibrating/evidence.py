@@ -246,7 +246,7 @@ def _fitted(
     """
     everything, x = normal_scores(scores, known)
     worth = np.ones(len(x))
-    weights = positive_weights(x, target, worth, np.full(x.shape[1], RIDGE))
+    weights = positive_weights(x, target, worth, RIDGE)
     if not weights.any():
         raise _reversed(columns[0], f"by {by} pairs with higher scores match less often, or as often")
     sums = x @ weights

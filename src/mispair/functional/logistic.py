@@ -16,7 +16,7 @@ def probability(score: FloatArray) -> FloatArray:
 
 
 def logistic(
-    x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float | FloatArray
+    x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float, *, intercept: bool = True
 ) -> tuple[FloatArray, float]:
     """Weights (m,) and offset of a logistic regression on soft targets, by Newton's method.
 
@@ -24,10 +24,11 @@ def logistic(
         x: (n, m).
         target: (n,) probabilities.
         worth: (n,) how much each row counts.
-        ridge: Penalty on the squared weights, one for all or (m,), not on the offset.
+        ridge: Penalty on the squared weights, not on the offset.
+        intercept: Whether there is an offset; else it is 0.
     """
-    design = np.hstack([x, np.ones((len(x), 1))])
-    penalty = np.diag([*np.broadcast_to(ridge, x.shape[1]), 1e-9])
+    design = np.hstack([x, np.full((len(x), 1), float(intercept))])
+    penalty = np.diag([*np.full(x.shape[1], ridge), 1e-9])
     beta = np.zeros(design.shape[1])
 
     def loss(beta: FloatArray) -> float:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import multivariate_normal, spearmanr
+from scipy.stats import multivariate_normal
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -21,15 +21,12 @@ from mispair.auditing.scoring.measures import (
     NATURAL,
     Bank,
     largest,
-    learned,
     make_bank,
     measure,
     names,
-    nearest_and_ranks,
     rivals,
 )
 from mispair.functional.logistic import FloatArray
-from mispair.functional.rank_correlation import standard_ranks
 
 CORRELATIONS = torch.tensor([0.9, 0.6, 0.3, 0.05])
 COLUMN = {name: number for number, name in enumerate(names(joint=True))}
@@ -80,61 +77,23 @@ def test_evidence_is_the_log_ratio_of_partners_to_strangers() -> None:
     space = CommonSpace(worth, worth, torch.from_numpy(r))
     bank = make_bank(space, torch.eye(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64))
     each = torch.arange(len(x))
-    found = learned(space, bank, torch.from_numpy(x), torch.from_numpy(y), each, each)[:, COLUMN["evidence"]].numpy()
+    measured = measure(space, bank, torch.from_numpy(x), torch.from_numpy(y), each, each, joint=False)
+    found = measured[:, COLUMN["evidence"]].numpy()
     assert found - 0.5 * np.log(1 - r * r).sum() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bank_size", [3, 10, 40, 1500])
-def test_similarity_and_contrast(bank_size: int) -> None:
+def test_contrast(bank_size: int) -> None:
     space, bank, left, right, found = measured(bank_size)
     a, b = left @ space.left.numpy(), right @ space.right.numpy()
     bank_a, bank_b = bank.left.numpy() @ space.left.numpy(), bank.right.numpy() @ space.right.numpy()
     count = {3: 3, 10: 10, 40: 10, 1500: 15}[bank_size]
     for pair in range(len(left)):
         similarity = cosine(a[pair], b[pair])
-        assert found[pair, COLUMN["similarity"]] == pytest.approx(similarity, abs=1e-5)
         to_right = sorted((cosine(a[pair], other) for other in bank_b), reverse=True)[:count]
         to_left = sorted((cosine(b[pair], other) for other in bank_a), reverse=True)[:count]
         expected = 2 * similarity - np.mean(to_right) - np.mean(to_left)
         assert found[pair, COLUMN["contrast"]] == pytest.approx(expected, abs=1e-5)
-
-
-@pytest.mark.parametrize("bank_size", [3, 10, 40, 500])
-def test_neighbour_agreement(bank_size: int) -> None:
-    _, bank, left, right, found = measured(bank_size)
-    count = {3: 3, 10: 10, 40: 10, 500: 15}[bank_size]
-    for pair in range(len(left)):
-        to_left = [cosine(left[pair], other) for other in bank.left.numpy()]
-        to_right = [cosine(right[pair], other) for other in bank.right.numpy()]
-        expected = 0.0
-        for near, far in ((to_left, to_right), (to_right, to_left)):
-            neighbours = sorted(range(bank_size), key=lambda other: -near[other])[:count]
-            lent = np.mean([far[other] for other in neighbours])
-            expected += float((lent - np.mean(far)) / np.std(far))
-        assert found[pair, COLUMN["neighbours"]] == pytest.approx(expected, abs=1e-4)
-
-
-@pytest.mark.parametrize("bank_size", [3, 40, 600])
-def test_rank_correlation_of_distances(bank_size: int) -> None:
-    _, bank, left, right, found = measured(bank_size)
-    first = slice(0, measures.RANKED)
-    for pair in range(len(left)):
-        to_left = np.linalg.norm(left[pair] - bank.left.numpy()[first], axis=1)
-        to_right = np.linalg.norm(right[pair] - bank.right.numpy()[first], axis=1)
-        expected = spearmanr(to_left, to_right).statistic
-        assert found[pair, COLUMN["rank"]] == pytest.approx(expected, abs=1e-3)  # float32 may exchange near ties
-
-
-def test_ranks_of_a_bank_are_standard_ranks_of_the_distances() -> None:
-    near = torch.rand(6, 300, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    nearest, ranks = nearest_and_ranks(near, 7)
-    torch.testing.assert_close(ranks, standard_ranks(-near), atol=1e-5, rtol=0)
-    torch.testing.assert_close(near.gather(1, nearest), near.topk(7).values, atol=1e-6, rtol=0)
-    assert nearest_and_ranks(torch.ones(2, 5), 3)[1].tolist() == torch.zeros(2, 5).tolist()
-    assert [part.tolist() for part in nearest_and_ranks(torch.ones(2, 1), 1)] == [[[0], [0]], [[0.0], [0.0]]]
-    opposite = torch.tensor([[-1.0, 0.5, -0.99999994, 0.9]])
-    assert nearest_and_ranks(opposite, 4)[0].tolist() == [[3, 1, 0, 2]]
-    assert 1 << measures.PLACE_BITS >= measures.RANKED
 
 
 def test_a_joint_model_adds_its_cosine() -> None:
@@ -158,7 +117,7 @@ def test_the_contrast_of_a_joint_model() -> None:
 
 
 def test_names_go_with_the_columns() -> None:
-    assert names(joint=False) == ["contrast", "evidence", "similarity", "neighbours", "rank"]
+    assert names(joint=False) == ["contrast", "evidence"]
     assert names(joint=True) == [*names(joint=False), "joint", "joint_contrast", *NATURAL]
     assert names(joint=True, networks=True) == [*names(joint=True), "networks"] == list(measures.MEANINGS)
     assert measured(40)[-1].shape[1] == len(names(joint=False))
@@ -183,8 +142,6 @@ def test_vectors_of_nothing_give_finite_measures() -> None:
     space, bank, *_ = measured(40)
     found = each_pair(space, bank, torch.zeros(2, 7), vectors(2, 5, 6))
     assert torch.isfinite(found).all()
-    assert found[:, COLUMN["similarity"]].tolist() == [0.0, 0.0]
-    assert found[:, COLUMN["rank"]].tolist() == [0.0, 0.0]
 
 
 def test_a_bank_of_equal_pairs_gives_finite_measures() -> None:
@@ -192,7 +149,6 @@ def test_a_bank_of_equal_pairs_gives_finite_measures() -> None:
     bank = make_bank(space, vectors(1, 7, 2).expand(20, 7), vectors(1, 5, 3).expand(20, 5))
     found = each_pair(space, bank, vectors(4, 7, 4), vectors(4, 5, 5))
     assert torch.isfinite(found).all()
-    assert found[:, COLUMN["rank"]].abs().max() == 0
 
 
 def test_every_measure_tells_right_pairs_from_wrong_ones() -> None:

@@ -30,7 +30,7 @@ CURVE = 0.05  # share of the logistic curve in the probability
 MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
 GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
 NATURAL = 0.15  # log odds for a standard deviation of the measures that shuffled pairs do not weigh
-RIDGE, WEAK_RIDGE = 10.0, 300.0  # L2 penalty on the weights, and on those of measures that are weaker as a rule
+RIDGE = 10.0  # L2 penalty on the weights
 FAR = (-8.0, 12.0)  # standard deviations at which measures are clipped
 
 
@@ -195,7 +195,6 @@ def combine(
     trust: FloatArray,
     checked: FloatArray | None = None,
     unbiased: tuple[FloatArray, FloatArray] | None = None,
-    weak: npt.NDArray[np.bool_] | None = None,
     natural: npt.NDArray[np.bool_] | None = None,
 ) -> Combination:
     """Fit the weights of the measures.
@@ -209,11 +208,9 @@ def combine(
         trust: (n,) a first estimate of the probability that each pair matches.
         checked: (n,) decisions: 1 matched, 0 mismatched, NaN for all other pairs.
         unbiased: Scores as in `noise_interval`.
-        weak: (m,) measures with weights that need more pairs, because they are usually weaker.
         natural: (m,) measures that order the pairs which shuffled ones are not like.
     """
     natural = np.zeros(observed.shape[1], dtype=np.bool_) if natural is None else natural
-    ridge = np.full(observed.shape[1], RIDGE) if weak is None else np.where(weak, WEAK_RIDGE, RIDGE)
     centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
     a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
     known = np.zeros(len(a), dtype=bool) if checked is None else ~np.isnan(checked)
@@ -226,7 +223,7 @@ def combine(
             np.concatenate([a, b, c]),
             np.concatenate([trust, np.zeros(len(b)), alike]),
             np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE * len(a) / max(len(c), 1))]),
-            ridge,
+            RIDGE,
             np.flatnonzero(~natural),
         )
         score, null = a @ weights, b @ weights
@@ -261,7 +258,7 @@ def _sums(measures: FloatArray, weights: FloatArray, natural: FloatArray, bend: 
 
 
 def positive_weights(
-    x: FloatArray, target: FloatArray, worth: FloatArray, ridge: FloatArray, used: IntArray | None = None
+    x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float, used: IntArray | None = None
 ) -> FloatArray:
     """Weights (m,) of measures, each the better the higher; a measure with a negative weight is left out.
 
@@ -270,7 +267,7 @@ def positive_weights(
     """
     weights, used = np.zeros(x.shape[1]), np.arange(x.shape[1]) if used is None else used
     while len(used):
-        found, _ = logistic(x[:, used], target, worth, ridge[used])
+        found, _ = logistic(x[:, used], target, worth, ridge)
         if (found >= 0).all():
             weights[used] = found
             break

@@ -43,7 +43,7 @@ from mispair.auditing.scoring.measures import largest
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
-from mispair.functional.logistic import FloatArray, newton, probability
+from mispair.functional.logistic import FloatArray, logistic
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
@@ -422,11 +422,11 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
     own = [np.flatnonzero(kind == number) for number in range(classes)]
     bounded = [np.tanh(t[here] / SCALE) for here in own]
 
-    def slopes(kept: FloatArray, exchanged: FloatArray, last: FloatArray) -> FloatArray:
-        each = zip(bounded, own, last, strict=True)
-        return np.array([symmetric_slope(part, kept[here], exchanged[here], start) for part, here, start in each])
+    def slopes(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
+        each = zip(bounded, own, strict=True)
+        return np.array([symmetric_slope(part, kept[here], exchanged[here]) for part, here in each])
 
-    first = slopes(np.ones_like(t), np.zeros_like(t), np.zeros(classes))
+    first = slopes(np.ones_like(t), np.zeros_like(t))
     evidence = Evidence(np.full(classes, FIRST_ODDS), first)
     exchanges = Matchings(couples.first, couples.second, pairs)
     for _ in range(ROUNDS):
@@ -435,30 +435,20 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
         chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))
         odds = np.clip((chosen + 0.01) / (free + 1), 1e-5, 1)
         # nearer pairs have smaller t
-        evidence = Evidence(odds, slopes(neither, exchanges.chosen, evidence.slopes))
+        evidence = Evidence(odds, slopes(neither, exchanges.chosen))
     exchanges.update(evidence.weights(t, kind), PASSES)
     expected = Matchings(couples.first, couples.second, pairs).update(evidence.odds[kind], ROUNDS * PASSES)
     return evidence, exchanges, exchanges.log_partition - expected.log_partition
 
 
-def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray, start: float = 0.0) -> float:
+def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> float:
     """Slope of the log odds against an exchange, without an intercept.
 
     Args:
         t: (c,) loss of each couple by an exchange.
         kept: (c,) probability that neither pair is exchanged.
         exchanged: (c,) probability that both are, with each other; these have -t, before the exchange.
-        start: A guess.
     """
     worth = kept + exchanged
-
-    def loss(slope: FloatArray) -> float:
-        z = slope * t
-        return float(worth @ np.logaddexp(0, z) - kept @ z + 0.5 * slope @ slope * RIDGE)
-
-    def derivatives(slope: FloatArray) -> tuple[FloatArray, FloatArray]:
-        p = probability(slope * t)
-        gradient = (worth * p - kept) @ t + RIDGE * slope[0]
-        return np.array([gradient]), np.array([[(worth * p * (1 - p)) @ np.square(t) + RIDGE]])
-
-    return max(float(newton(np.array([start]), loss, derivatives)[0]), 0.0)
+    slope, _ = logistic(t[:, None], kept / np.maximum(worth, 1e-300), worth, RIDGE, intercept=False)
+    return max(float(slope[0]), 0.0)

@@ -28,7 +28,7 @@ from mispair.auditing.scoring.folds import (
     strangers,
 )
 from mispair.auditing.scoring.joint import Expectation, normalised_cosines, share_a_space
-from mispair.auditing.scoring.measures import BANK, Bank, largest, learned, make_bank, measure
+from mispair.auditing.scoring.measures import BANK, Bank, largest, make_bank, measure
 from mispair.auditing.scoring.recalibration import LEAST
 from mispair.auditing.scoring.refinement import refined
 from mispair.compute.threads import parallel_each, parallel_map
@@ -296,7 +296,7 @@ def learn(
     few = checked is not None and np.isfinite(checked).sum() < LEAST
     combination = calibration.combine(
         observed, null, swapped, alike, trust, checked if few else None, (weak, weak_null),
-        np.isin(names, measures.WEAK), np.isin(names, measures.NATURAL),
+        np.isin(names, measures.NATURAL),
     )  # fmt: skip
     trusted = trust >= MATCH_THRESHOLD
     known = rows[:0] if numbers is None else numbers
@@ -410,38 +410,28 @@ def highest(places: FloatArray, values: FloatArray) -> float:
 
 
 def measured_rounds(
-    sample: Sample, several: list[list[CommonSpace]], trust: FloatArray, folds: Sequence[int]
+    sample: Sample, several: list[list[CommonSpace]], trust: FloatArray, folds: range
 ) -> list[FitRound]:
-    """Score the pairs of some folds, and their shuffled ones, by spaces fitted without each fold.
+    """Score the pairs of the first folds, and their shuffled ones, by spaces fitted without each fold.
 
     `several` has the spaces of each of the folds by several fits, `trust` (n,) the probability that each pair matches.
     """
-    own = [np.flatnonzero(sample.fold == number) for number in folds]
-    wrong = [np.flatnonzero(sample.fold[sample.shuffled] == number) for number in folds]
-
-    def measured(which: int) -> list[npt.NDArray[np.float32]]:
-        rows, null = own[which], wrong[which]
-        pairs = np.concatenate([rows, sample.shuffled[null]]), np.concatenate([rows, sample.partner[null]])
-        lefts, rights = (torch.from_numpy(np.searchsorted(rows, side)).to(sample.x.device) for side in pairs)
-        chosen = _bank_rows(folds[which], sample, trust)
-        sides, others = (sample.x[rows], sample.y[rows]), (sample.x[chosen], sample.y[chosen])
-        spaces = [fit[which] for fit in several]
-        found = (learned(space, make_bank(space, *others), *sides, lefts, rights) for space in spaces)
-        return [part[:, :2].cpu().numpy() for part in found]
-
-    found = list(parallel_map(measured, range(len(folds))))
-    rows, null = np.concatenate(own), np.concatenate(wrong)
-    order, null_order = rows.argsort(), null.argsort()
+    rows, wrong = (np.flatnonzero(fold < len(folds)) for fold in (sample.fold, sample.fold[sample.shuffled]))
+    lefts = np.concatenate([rows, sample.shuffled[wrong]])
+    rights = np.concatenate([rows, sample.partner[wrong]])
+    chosen = [_bank_rows(number, sample, trust) for number in folds]
     cosines = sample.cosines
-    others = None if cosines is None else (cosines[0][rows[order]], cosines[1][null[null_order]])
+    others = None if cosines is None else (cosines[0][rows], cosines[1][wrong])
     rounds = []
-    for spaces, parts in zip(several, zip(*found, strict=True), strict=True):
-        cut = [np.split(part, [len(rows)]) for part, rows in zip(parts, own, strict=True)]
-        observed, null_scores = (np.concatenate(side) for side in zip(*cut, strict=True))
+    for spaces in several:
+        banks = [make_bank(space, sample.x[bank], sample.y[bank]) for space, bank in zip(spaces, chosen, strict=True)]
+        measured = measure_by_fold(
+            spaces, banks, sample.x, sample.y, lefts, rights, sample.fold[lefts], joint=False, size=PAIRS
+        )
+        observed, null = np.split(measured, [len(rows)])
         # Contrast and evidence added up, in units of their spread over shuffled pairs.
-        observed, null_scores = observed[order], null_scores[null_order]
-        spread = null_scores.std(0) + 1e-9
-        guess = ((part / spread).sum(1).astype(np.float64) for part in (observed, null_scores))
+        spread = null.std(0) + 1e-9
+        guess = ((part / spread).sum(1).astype(np.float64) for part in (observed, null))
         rounds.append(FitRound(spaces, *guess).beside(others))
     return rounds
 

@@ -10,25 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.joint import normalised_cosine
 
 BANK = 1024  # pairs that others are compared with
-RIVALS, NEIGHBOURS = 0.01, 0.03  # shares of the bank: the best rivals of a pair, the neighbours of an item
-FEW = 10  # but at least so many
-RANKED = 512  # pairs of the bank in the spaces that items came in: 1,024 do not change the match score
-PLACE_BITS = 9  # of a place among them
+RIVALS, FEW = 0.01, 10  # share of the bank that is the best rivals of a pair; at least so many
 AT_ONCE = 512  # items whose rivals are searched at a time
 GROUP = 8  # columns that are looked at together
 
 MEANINGS = {
     "contrast": "How much closer the two items are to each other than to the best rival of either.",
     "evidence": "How much more likely the two items are as partners than as a random pair, in the learned space.",
-    "similarity": "The cosine of the two items in the learned common space.",
-    "neighbours": "Whether items like the left one have partners like the right one, and the other way round.",
-    "rank": "Rank correlation of their distances to trusted pairs, in the original spaces.",
     "joint": "The cosine of the two items in the space that their encoders share.",
     "joint_contrast": "The cosine less what either item has with others.",
     "cosine": "The plain cosine in the space of a joint encoder.",
@@ -36,7 +29,6 @@ MEANINGS = {
     "networks": "How much higher the networks of the run score the two items than the best rival of either.",
 }
 NATURAL = ("cosine", "expected")  # what random pairs do not show; see `joint`
-WEAK = ("similarity", "neighbours", "rank")  # on all data sets that were tried; a few pairs say otherwise by accident
 
 
 @dataclass(frozen=True)
@@ -62,32 +54,14 @@ def measure(
     Pair i has the left item `lefts[i]` of (u, D) and the right item `rights[i]` of (v, E), centred and of unit length.
     The space and the bank were made without these pairs.
     """
-    near_left, near_right = left @ bank.left[:RANKED].T, right @ bank.right[:RANKED].T
-    count = max(min(FEW, near_left.shape[1]), round(NEIGHBOURS * near_left.shape[1]))
-    (nearest_left, ranks_left), (nearest_right, ranks_right) = (
-        nearest_and_ranks(near, count) for near in (near_left, near_right)
-    )
-    agreement = _raised(near_right, rights, nearest_left[lefts]) + _raised(near_left, lefts, nearest_right[rights])
-    columns = [
-        learned(space, bank, left, right, lefts, rights),
-        agreement,
-        (ranks_left[lefts] * ranks_right[rights]).sum(1).clamp(-1, 1),
-    ]
-    if joint:
-        columns.append((left[lefts] * right[rights]).sum(1))
-        columns.append(normalised_cosine(left, right, bank.left, bank.right, lefts, rights))
-    return torch.column_stack(columns)
-
-
-def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
-    """Measures in the learned space alone, (n, 3): contrast, evidence, similarity."""
-    a, b = left @ space.left, right @ space.right
-    known = evidence(space, a, b, lefts, rights)
-    if space.refined_left is None:  # the same products again
-        a, b = normalize(a, dim=1), normalize(b, dim=1)
-    else:
-        a, b = space.compared_left(left), space.compared_right(right)
-    return with_contrast(a, b, lefts, rights, known, rivals(a, bank.space_right), rivals(b, bank.space_left))
+    known = evidence(space, left @ space.left, right @ space.right, lefts, rights)
+    a, b = space.compared_left(left), space.compared_right(right)
+    found = with_contrast(a, b, lefts, rights, known, rivals(a, bank.space_right), rivals(b, bank.space_left))[:, :2]
+    if not joint:
+        return found
+    cosine = (left[lefts] * right[rights]).sum(1)
+    contrast = normalised_cosine(left, right, bank.left, bank.right, lefts, rights)
+    return torch.column_stack([found, cosine, contrast])
 
 
 def evidence(space: CommonSpace, a: Tensor, b: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
@@ -133,39 +107,3 @@ def names(*, joint: bool, networks: bool = False) -> list[str]:
     """Names of the measures, in their order."""
     given = dict.fromkeys(("joint", "joint_contrast", *NATURAL), joint) | {"networks": networks}
     return [name for name in MEANINGS if given.get(name, True)]
-
-
-def nearest_and_ranks(near: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Places of the nearest items of a bank (n, count), the nearest first, and standardised ranks of distances (n, M).
-
-    The ranks of an item are a vector of unit length: `standard_ranks(-near)`, as the distance of unit vectors falls
-    with their similarity `near` (n, M), but several times as fast: similarities are rounded to 22 bits and sorted with
-    their places as one number. Equal ones are ranked by place, and zero if all are equal.
-    """
-    size = near.shape[1]
-    if size < 2:
-        return torch.zeros_like(near[:, :count], dtype=torch.long), torch.zeros_like(near)
-    fine = ((1 - near.clamp(-0.9999999, 1)) * (1 << 21)).to(torch.int32)  # -1 would be 2^22, one bit too many
-    keys = (fine << PLACE_BITS) | torch.arange(size, dtype=torch.int32, device=near.device)
-    # numpy's sort uses the vector instructions of the processor, that of torch does not.
-    ordered = torch.from_numpy(np.sort(keys.numpy(), axis=1)) if keys.device.type == "cpu" else keys.sort(dim=1).values
-    ranks = torch.arange(size, dtype=near.dtype, device=near.device) - (size - 1) / 2
-    ranks = ranks / torch.linalg.vector_norm(ranks)
-    order = (ordered & ((1 << PLACE_BITS) - 1)).long()
-    differ = (ordered[:, :1] >> PLACE_BITS) != (ordered[:, -1:] >> PLACE_BITS)
-    return order[:, :count].clone(), torch.empty_like(near).scatter_(1, order, torch.where(differ, ranks, 0))
-
-
-def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
-    """Closeness of items to the partners of their partner's neighbours, in standard deviations, (n,).
-
-    Pair i has the item `items[i]` with similarities `scores` (u, M) to those of the bank; `chosen` (n, c) are places of
-    its partner's neighbours.
-    """
-    mean = scores.mean(1)
-    # This is many times faster than `std`. Similarities of centred vectors have no large mean that would cancel.
-    square = torch.linalg.vector_norm(scores, dim=1).square() / scores.shape[1]
-    spread = (square - mean.square()).clamp(min=1e-12).sqrt()
-    at = scores.reshape(-1)[items[:, None] * scores.shape[1] + chosen]
-    raised: Tensor = (at.mean(1) - mean[items]) / spread[items]
-    return raised

@@ -148,7 +148,10 @@ def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bo
         for other in np.flatnonzero(~np.isnan(pairs.match)).tolist():
             left, right = (row, other) if keep_left else (other, row)
             sides = torch.from_numpy(pairs.case.left[[left]]), torch.from_numpy(pairs.case.right[[right]])
-            _, evidence, similarity = pairs.judge.measure(*sides, pairs.fold[[row]])[0, :3]
+            evidence = pairs.judge.measure(*sides, pairs.fold[[row]])[0, 1]
+            x, y = (transform(vectors) for transform, vectors in zip(pairs.judge.transforms, sides, strict=True))
+            space = pairs.judge.spaces[number]
+            similarity = float((space.compared_left(x) * space.compared_right(y)).sum())
             # The rivals of a new partner are those of its own fold.
             mine = best_rivals(pairs, row, 1 - side, number)
             contrast = 2 * similarity - mine - best_rivals(pairs, other, side, int(pairs.fold[other]))

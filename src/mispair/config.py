@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ import tomli_w
 from pydantic import AfterValidator, Field
 
 from mispair.errors import ConfigError, ConflictError, UnknownNameError
-from mispair.support.files import is_file, read_regular
+from mispair.support.files import read_regular
 from mispair.support.validation import refusal
 
 BEST = "best.safetensors"  # the model of a run folder
@@ -215,7 +216,7 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
     """Find a TOML file by its path, or a built-in one by its short name."""
     built_in = Path(__file__).parent / f"{what}s"
     for candidate in (Path(path), built_in / path, built_in / f"{path}.toml"):
-        if is_file(candidate):
+        if os.path.isfile(candidate):
             return candidate
     names = sorted(file.relative_to(built_in).with_suffix("").as_posix() for file in built_in.rglob("*.toml"))
     near = difflib.get_close_matches(str(path), names)

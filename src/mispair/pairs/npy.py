@@ -44,14 +44,14 @@ def read_header(path: str | Path, ndim: int | None = None, *, kind: Numbers = "f
     return header
 
 
-def check_header(header: Header, path: str | Path, ndim: int | None, kind: Numbers) -> None:
+def check_header(header: Header | npt.NDArray[Any], path: str | Path, ndim: int | None, kind: Numbers) -> None:
     """Raise if an array has other dimensions or numbers of another type."""
     shape, dtype = header.shape, header.dtype
     if ndim is not None and len(shape) != ndim:
         expected = f"{ndim} dimension{'s' * (ndim > 1)} ({_AXES[ndim]})"
         raise ShapeError(f"found an array of shape {shape}", where=path, expected=expected)
     if 0 in shape:
-        raise ShapeError(f"the array of shape {shape} is empty", where=path, advice="Write the file with its rows.")
+        raise ShapeError(f"the array of shape {shape} is empty", where=path, advice="Give at least one row.")
     real = dtype.kind == "f" and dtype.itemsize <= 8 and dtype.isnative
     found = f"found numbers of type {dtype.str if not dtype.isnative else dtype}"
     if (kind == "float" and not real) or (kind == "vector" and not (real or dtype == np.int8)):

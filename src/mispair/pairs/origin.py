@@ -18,11 +18,13 @@ import numpy.typing as npt
 
 from mispair.errors import DataError
 from mispair.pairs.npy import read_array
-from mispair.support.files import read_json, regular, replacing, sha256_of, write_atomically
+from mispair.support.files import read_json, regular, replacing, write_atomically
 from mispair.support.formatting import plain
+from mispair.support.owned_folder import FolderKind, check_unchanged, read_mark
 
 MARK, BASIS = "encode.json", "basis.npz"
 MADE_FROM = ".made_from.json"  # in features that a training has made for itself
+_ENCODED = FolderKind("features", MARK, ())
 Floats = npt.NDArray[np.float32]
 
 
@@ -114,21 +116,12 @@ def data_name(folder: Path) -> str:
 
 def check_as_encoded(folder: Path) -> None:
     """Raise if files of `mispair encode` have changed; other folders pass."""
-    found = read_json(folder / MARK)
-    files = found.get("files") if isinstance(found, dict) else None
-    for name, written in files.items() if isinstance(files, dict) else ():
-        path = folder / name
-        try:
-            state = regular(path).stat()
-        except (OSError, ValueError):
-            raise DataError(f"{path} is missing; copy it again, or encode again with --overwrite.") from None
-        if _hash(path, (state.st_size, state.st_mtime_ns)) != written:
-            raise DataError(
-                f"{path}: the file is not as it was written; copy it again, or encode again with --overwrite. If you "
-                f'have changed it yourself, take "files" out of {folder / MARK}.'
-            )
+    mark = read_mark(folder, _ENCODED)
+    names = () if mark is None else tuple(mark.files)
+    found = [path.stat() if (path := folder / name).exists() else None for name in names]
+    _check(folder, names, tuple(state and (state.st_size, state.st_mtime_ns) for state in found))
 
 
-@lru_cache(maxsize=10_000)  # the splits of a data set are read one after the other
-def _hash(path: Path, _version: tuple[int, int]) -> str:
-    return sha256_of(path)
+@lru_cache(maxsize=100)  # the splits of a data set are read one after the other
+def _check(folder: Path, names: tuple[str, ...], _versions: tuple[tuple[int, int] | None, ...]) -> None:
+    check_unchanged(folder, _ENCODED, names)

@@ -114,14 +114,6 @@ def check_name(path: Path) -> None:
         raise WriteError(f"the name {problem}", where=path, advice="Give another `out`")
 
 
-def is_file(path: Path) -> bool:
-    """Whether it is a file; false for impossible names, such as very long ones."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
 def read_json(path: str | Path) -> Json:
     """Content of a JSON file; None if it is missing, no JSON or above `LARGEST` bytes."""
     try:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
@@ -42,7 +43,6 @@ from pydantic.dataclasses import dataclass
 
 from mispair.config import Config, find_packaged, read_toml
 from mispair.errors import InvalidValueError, UnknownNameError
-from mispair.support.files import is_file
 from mispair.support.formatting import slug
 from mispair.support.validation import sentences
 from mispair.training.run_folder import FREE
@@ -251,7 +251,7 @@ def _read_part(content: Any, number: int, file: Path) -> Part:
 def _own_file(recipe: str, folder: Path) -> Path | None:
     """The user's own recipe: in a results folder, beside the suite, or relative to the working directory."""
     candidates = (folder / kept_as(recipe), folder / recipe, Path(recipe))
-    return next((path for path in candidates if is_file(path)), None)
+    return next((path for path in candidates if os.path.isfile(path)), None)
 
 
 def _validated(kind: type[T], content: dict[str, Any], file: Path, which: str = "") -> T:

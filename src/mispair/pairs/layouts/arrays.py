@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs import row_ids
-from mispair.pairs.npy import chunks
+from mispair.pairs.npy import check_header, chunks
 from mispair.pairs.other_libraries import as_views
 from mispair.pairs.pairs import Pairs, Regions, Side, Tokens
 from mispair.pairs.row_ids import Texts
@@ -28,7 +28,9 @@ Array = npt.NDArray[np.floating]
 def image_places(images: str | Path | None) -> tuple[Path, ...]:
     """The folder of the images, if it is given and exists."""
     if images is not None and not Path(images).is_dir():
-        raise NotFoundError("no such folder", where=images, expected="the folder that the image paths start from")
+        raise NotFoundError(
+            "no such folder", where=images, expected="`images`, the folder that the image paths start from"
+        )
     return () if images is None else (Path(images),)
 
 
@@ -159,17 +161,13 @@ def _checked(values: Any, what: str) -> Shard:
     import torch
 
     where = f"the {what} side"
-    if not isinstance(values, np.ndarray | torch.Tensor):
+    if isinstance(values, np.ndarray):
+        check_header(values, where, 2, "vector")
+        return ArrayRows(values)
+    if not isinstance(values, torch.Tensor):
         raise ShapeError(f"a {type(values).__name__}", where=where, expected="a numpy array or a torch tensor")
-    if values.ndim != 2 or 0 in values.shape:
-        found = f"an array with shape {tuple(values.shape)}"
-        raise ShapeError(found, where=where, expected="(N, D), one vector a row, at least one")
-    if isinstance(values, torch.Tensor):
-        if not (values.is_floating_point() or values.dtype == torch.int8) or values.layout != torch.strided:
-            raise ShapeError(f"{values.dtype} ({values.layout})", where=where, expected="dense floats or int8")
-        return TensorRows(values)
-    real = values.dtype.kind == "f" and values.dtype.itemsize <= 8 and values.dtype.isnative
-    if not real and values.dtype != np.int8:
-        advice = "Convert it with array.astype(numpy.float32)"
-        raise ShapeError(str(values.dtype), where=where, expected="float16, float32, float64 or int8", advice=advice)
-    return ArrayRows(values)
+    real = values.is_floating_point() or values.dtype == torch.int8
+    if values.ndim != 2 or 0 in values.shape or not real or values.layout != torch.strided:
+        found = f"{values.dtype} ({values.layout}) with shape {tuple(values.shape)}"
+        raise ShapeError(found, where=where, expected="dense floats or int8 (N, D), one vector a row, at least one")
+    return TensorRows(values)

@@ -152,9 +152,7 @@ def open_raw(
     """
     if not path.exists():
         raise NotFoundError("no such file or folder", where=path)
-    if images is not None and not images.is_dir():
-        expected = "`images`, the folder that the image paths start from"
-        raise NotFoundError("no such folder", where=images, expected=expected)
+    image_places(images)
     try:
         layout, files, root = _recognise(path)
         if columns and not layout.has_columns:

@@ -35,15 +35,14 @@ class S3Store:
     def delete(self, name: str) -> None:
         self._client.delete_object(Bucket=BUCKET, Key=name)
 
+    def read(self, name: str) -> bytes:
+        found: bytes = self._client.get_object(Bucket=BUCKET, Key=name)["Body"].read()
+        return found
+
     def files(self, prefix: str) -> dict[str, bytes]:
         """What is in a folder."""
         found = self._client.list_objects_v2(Bucket=BUCKET, Prefix=f"{prefix}/").get("Contents", [])
-        return {
-            item["Key"].removeprefix(f"{prefix}/"): self._client.get_object(Bucket=BUCKET, Key=item["Key"])[
-                "Body"
-            ].read()
-            for item in found
-        }
+        return {item["Key"].removeprefix(f"{prefix}/"): self.read(item["Key"]) for item in found}
 
 
 @contextmanager

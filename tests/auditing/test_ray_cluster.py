@@ -26,7 +26,8 @@ from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_store import encoded_folder
-from mispair.auditing.ray_engine import connect, encode_blocks
+from mispair.auditing.ray_cluster import connect
+from mispair.auditing.ray_encoding import encode_blocks
 from mispair.pairs import remote
 from ray_stand_in import StandIn
 from s3_store import BUCKET, s3_store

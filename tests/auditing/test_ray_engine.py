@@ -21,12 +21,12 @@ from PIL import Image
 
 import mispair
 from audit_cases import Case, make_case
-from mispair.auditing import blocks, ray_engine
+from mispair.auditing import blocks, ray_engine, ray_workers
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path, read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, READ_BACK
-from mispair.auditing.ray_engine import connect
+from mispair.auditing.ray_cluster import connect
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.shared_items import find_shared_items
 from mispair.auditing.summary import AuditSummary
@@ -142,14 +142,14 @@ def test_few_pairs_are_audited_as_by_the_local_engine(
     for given, out in ((stored, "stored"), (data, "ray")):
         ours = audit_path(given, tmp_path / out, settings, cluster=calls)
         assert metrics(ours) == metrics(theirs)
-        assert set(calls.calls) == {"_count"}
+        assert set(calls.calls) == {"count"}
         for name in ("pairs.parquet", "pairs.csv", "suggestions.parquet"):
             assert (tmp_path / out / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
     auditor = mispair.Auditor.load(tmp_path / "ray/auditor.safetensors", "cpu")
     assert auditor.recalibration is not None
     monkeypatch.setattr(ray_engine, "ALONE", ROWS - 1)
     assert audit_path(data, tmp_path / "many", settings, cluster=calls).pairs == ROWS
-    assert calls.calls["_score"] == BLOCKS
+    assert calls.calls["score"] == BLOCKS
 
 
 def test_few_pairs_of_which_a_block_cannot_be_read(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_an_audit_that_is_killed_at_every_stage_goes_on(
     done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path
 ) -> None:
     calls: Counter[str] = Counter()
-    for stage in ("_count", "_sampled", "_score", "_keyed", "_share", "_finish"):
+    for stage in ("count", "sampled", "score", "keyed", "share", "finish"):
 
         def killed(name: str, number: int, stage: str = stage) -> None:
             if name == stage and number in (-1, 3):
@@ -218,7 +218,7 @@ def test_an_audit_that_is_killed_at_every_stage_goes_on(
         assert json.loads((tmp_path / "out/audit.json").read_text())["finished"] is False
         calls[stage] -= 1
     audit_path(done[0], tmp_path / "out", CPU, cluster=StandIn(calls=calls))
-    assert calls["_score"] == BLOCKS
+    assert calls["score"] == BLOCKS
     assert table(tmp_path / "out") == table(done[1])
     again = StandIn()
     assert audit_path(done[0], tmp_path / "out", CPU, cluster=again).pairs == ROWS
@@ -267,10 +267,10 @@ def test_the_best_are_kept(done: tuple[AuditInput, Path, AuditSummary], tmp_path
     summary = audit_path(done[0], tmp_path / "out", replace(CPU, keep_best=0.6), cluster=StandIn())
     assert summary.flagged / summary.scored == pytest.approx(0.4, abs=0.02)
     scores = np.array([0, 1e-9, 1e-4, 0.3, 0.5, 0.5001, 0.9, 0.99999, 0.9999999, 1], dtype=np.float32)
-    bins = ray_engine._bins(scores)
+    bins = ray_workers.bins_of(scores)
     assert (np.diff(bins) > 0).all()
     for low, number, high in zip(scores, bins.tolist(), scores[1:], strict=False):
-        assert low < ray_engine._above(number) <= high * 1.001
+        assert low < ray_workers.above(number) <= high * 1.001
 
 
 def test_another_audit_is_replaced_only_if_asked(done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path) -> None:

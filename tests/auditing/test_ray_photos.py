@@ -19,13 +19,13 @@ from PIL import Image
 
 import mispair
 from layouts import write_tar
-from mispair.auditing import blocks, ray_engine
+from mispair.auditing import blocks, ray_cluster, ray_encoding, ray_engine
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_store import encoded_folder
-from mispair.auditing.ray_engine import encode_blocks
+from mispair.auditing.ray_encoding import encode_blocks
 from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.encoders.encode import Encoders, Outcome, encode_to_folder
@@ -82,7 +82,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(encode, "image_encoder", load(Pixels))
     monkeypatch.setattr(encode, "text_encoder", load(Letters))
-    blocks._loaded.cache_clear()
+    ray_encoding._loaded.cache_clear()
     return found
 
 
@@ -249,7 +249,7 @@ def test_errors_of_workers_are_sentences(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(ray_engine, "connect", lambda _: nullcontext(StandIn()))
+    monkeypatch.setattr(ray_cluster, "connect", lambda _: nullcontext(StandIn()))
     source, models = tars(tmp_path / "in"), ["--image-model", "a", "--text-model", "l", "--device", "cpu"]
 
     def run(*given: str) -> tuple[int, str]:

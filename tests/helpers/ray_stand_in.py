@@ -48,7 +48,8 @@ class StandIn:
         return SimpleNamespace(remote=lambda *given: self.call(function, *given))
 
     def call(self, function: Any, *given: Any) -> Any:
-        name = getattr(function, "func", function).__name__
+        own = getattr(function, "func", function)
+        name = getattr(own, "__name__", type(own).__name__)
         self.calls[name] += 1
         self.fails(name, int(given[0]["number"][0]) if isinstance(given[0], dict) and "number" in given[0] else -1)
         return sent(function)(*sent(given))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores
 from mispair.auditing.options import AuditOptions, InputOptions, Options
 from mispair.auditing.output_files import LEARNED
-from mispair.auditing.report.page import make_page, render
+from mispair.auditing.report.page import Reported, make_page, render
 from mispair.auditing.scoring.exchanges import search_exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners
@@ -48,6 +48,7 @@ from mispair.support.progress import RowProgress, progress
 if TYPE_CHECKING:
     import pandas
     import polars
+    import pyarrow
 
     from mispair import AnnotationResult, ReviewPage
 
@@ -72,6 +73,14 @@ class Settings(AuditOptions):
     """The noise rate by decisions on drawn pairs."""
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
     """Ids of pairs with a re-paired left item, and with a re-paired right item; these are not suggested again."""
+
+
+class Results(Reported, Protocol):
+    """What is written of an audit."""
+
+    @property
+    def suggestions(self) -> pyarrow.Table: ...
+    def parts(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]: ...
 
 
 class Audit(Findings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -15,12 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from mispair.auditing.inputs import AuditInput
-from mispair.encoders.encode import OK, SHARD, Encoders, Loaded, Outcome, encode, shard_files, write_shard
-from mispair.errors import ConflictError, DamagedError, DataError, ShapeError, TooFewError
-from mispair.pairs.edits import Edits
+from mispair.encoders.encode import SHARD
+from mispair.errors import ConflictError, DamagedError, DataError
 from mispair.pairs.layouts.clip_retrieval import PARTS
 from mispair.pairs.remote import Store, url_of, version_of
-from mispair.pairs.row_ids import RowIds, Texts, as_texts
 from mispair.pairs.shards import ArrayRows, SideRows, join_views
 from mispair.pairs.source import Source
 from mispair.support.files import short_hash
@@ -99,47 +97,6 @@ def state_of(data: AuditInput, blocks: Sequence[Block]) -> str:
     store = _store(data)
     states = store.files()
     return version_of(store.url, {name: states[name] for block in blocks for name in block.files})
-
-
-def encode_block(
-    data: AuditInput, block: Block, number: int, store: Store, encoders: Encoders, *, views: bool
-) -> Outcome:
-    """Encode the images and captions of a block; write its shard to a store, the table last.
-
-    An unreadable block becomes one row, with a status.
-    """
-    *arrays, table = shard_files(number)
-    with ExitStack() as stack:
-        folder, problem = Path(stack.enter_context(TemporaryDirectory(prefix="mispair-"))), ""
-        try:
-            rows = stack.enter_context(opened(data, block))
-            pairs = rows.source
-            if not block.files:
-                every = np.arange(len(pairs))
-                pairs = pairs.edited(Edits.keeping((every >= rows.start) & (every < rows.stop)))
-        except (DamagedError, ShapeError, TooFewError) as error:
-            nothing, problem = Texts.of([""]), str(error)
-            pairs = Source(names=RowIds(as_texts([block.name])), captions=nothing, image_names=nothing)
-        encoded = encode(pairs, _loaded(encoders), folder)
-        if problem:
-            encoded = replace(encoded, problems={0: problem})
-        write_shard(folder, number, pairs, encoded, np.arange(len(pairs)), views=views)
-        for name in (*arrays, table):
-            store.put(folder / name, name)
-        return Outcome.of(encoded.problems, 0, pairs)
-
-
-def outcome_of(number: int, store: Store) -> Outcome:
-    """Return the outcome of an encoded block, from its table."""
-    table = store.table(shard_files(number)[-1], ["id", "status"])
-    problems = {row: status for row, status in enumerate(table["status"].to_pylist()) if status != OK}
-    return Outcome.of(problems, len(table), Source(names=RowIds(as_texts(table["id"].to_pylist()))))
-
-
-@lru_cache(maxsize=1)
-def _loaded(encoders: Encoders) -> Loaded:
-    """Load encoders once a process."""
-    return encoders.views()
 
 
 def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:

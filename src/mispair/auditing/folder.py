@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.console import Console
 
-from mispair.auditing.audit import Audit, Settings, audit_source, check, check_rows, check_settings
+from mispair.auditing.audit import Results, Settings, audit_source, check, check_rows, check_settings
 from mispair.auditing.auditor import checked_answers
 from mispair.auditing.blocks import find_blocks
 from mispair.auditing.from_training import is_run
@@ -35,6 +35,7 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.output_store import working_folder
+from mispair.auditing.report.page import make_page, render
 from mispair.auditing.request import Request, local_place, read_audit_mark
 from mispair.auditing.summary import AuditSummary, share_of
 from mispair.auditing.tool_files import Tool, export
@@ -123,7 +124,7 @@ def audit_path(
             check(source, settings)
             pick_device(settings.device)
 
-            def audited() -> Audit:
+            def audited() -> Results:
                 return audit_source(source, settings, work=folder.work, console=console, command=command)
 
             summary = _write(folder, source.files, audited)
@@ -134,7 +135,7 @@ def audit_path(
             inside = [] if data.source is None or url_of(data.source) else [data.source / "inside"]
             files = inside if raw is None else raw.files
 
-            def audited() -> Audit:
+            def audited() -> Results:
                 audit = audit_blocks(cluster, data, blocks, work, folder.work, settings, console, command)
                 shutil.copyfile(folder.work / LEARNED, out / LEARNED)
                 return audit
@@ -166,7 +167,7 @@ def _export(source: Source, out: Path, tools: Sequence[Tool]) -> None:
             export((pyarrow.Table.from_batches([batch]) for batch in batches), tool, out, source.image_folder)
 
 
-def _write(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Audit]) -> AuditSummary:
+def _write(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Results]) -> AuditSummary:
     """Audit, and write the results; `files` are the audited ones."""
     out = folder.path
     if _lies_in(files, out):
@@ -183,7 +184,7 @@ def _write(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Aud
     _write_tables(audit, out)
     write_table(out / SUGGESTIONS, [audit.suggestions], overwrite=True)
     write_table(out / SUGGESTIONS_CSV, [defused(audit.suggestions)], overwrite=True)
-    audit.to_html(out / REPORT)
+    write_atomically(out / REPORT, render(make_page(audit)).encode())
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
     folder.finish()
     return audit.summary
@@ -197,7 +198,7 @@ def _lies_in(files: Sequence[Path], folder: Path) -> bool:
     return any(place.is_relative_to(inside) for place in (*places, *links))
 
 
-def _write_tables(audit: Audit, out: Path) -> None:
+def _write_tables(audit: Results, out: Path) -> None:
     """Write the table of all pairs as parquet and CSV; for DataComp also one a shard, and the list of kept pairs."""
     import pyarrow.compute as compute
 

@@ -114,7 +114,7 @@ def _cluster(engine: str, address: str | None) -> AbstractContextManager[Any]:
     """The module of Ray, connected, or None for the local engine."""
     if engine == "local":
         return nullcontext()
-    from mispair.auditing.ray_engine import connect
+    from mispair.auditing.ray_cluster import connect
 
     return connect(address)
 
@@ -308,7 +308,7 @@ def _encode_by_ray(arguments: EncodeArguments) -> Outcome:
     from mispair.auditing.blocks import find_blocks, state_of
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.output_store import encoded_folder
-    from mispair.auditing.ray_engine import encode_blocks
+    from mispair.auditing.ray_encoding import encode_blocks
     from mispair.encoders.encode import request_of
 
     if arguments.grid is not None:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Protocol
 
 import numpy as np
 import torch
 from jinja2 import Template
 
 import mispair
-from mispair.auditing.findings import Findings
+from mispair.auditing.match_scores import Scores
 from mispair.auditing.report import charts
+from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import MEANINGS
+from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.summary import BINS, NOTHING_IN_COMMON, AuditSummary, score_range
+from mispair.auditing.summary import BINS, NOTHING_IN_COMMON, AuditSummary, Tally, score_range
+from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed, percent, plain
 from mispair.support.html import template
@@ -92,7 +96,37 @@ class Page:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-def make_page(audit: Findings) -> Page:
+class Reported(Protocol):
+    """What a report needs of an audit; see `Findings`."""
+
+    @property
+    def source(self) -> Source: ...
+    @property
+    def judge(self) -> Judge: ...
+    @property
+    def summary(self) -> AuditSummary: ...
+    @property
+    def tally(self) -> Tally: ...
+    @property
+    def match_score(self) -> Scores | Mapping[int, float]: ...
+    @property
+    def checked(self) -> Mapping[int, float]: ...
+    @property
+    def suggested(self) -> IntArray: ...
+    @property
+    def new_rights(self) -> Partners: ...
+    @property
+    def new_lefts(self) -> Partners: ...
+    @property
+    def near_duplicates(self) -> tuple[Groups, Groups]: ...
+    @property
+    def near_duplicate_pairs(self) -> int: ...
+    @property
+    def command(self) -> str: ...
+    def reasons(self, rows: IntArray) -> list[str]: ...
+
+
+def make_page(audit: Reported) -> Page:
     """Collect the content of the report."""
     lookup, judge, summary, tally = RowLookup(audit), audit.judge, audit.summary, audit.tally
     lowest, highest = score_range(judge)
@@ -135,7 +169,7 @@ def _count_images(count: int) -> str:
 class RowLookup:
     """Look up captions and thumbnails of rows, at most `MAX_IMAGES` of them."""
 
-    def __init__(self, audit: Findings) -> None:
+    def __init__(self, audit: Reported) -> None:
         self.audit, self.source = audit, audit.source
         self._left = MAX_IMAGES
         self.unreadable = 0  # images

@@ -55,6 +55,10 @@ class Partners:
     def none(cls, count: int) -> Partners:
         return cls(np.full((count, KEPT), -1), np.full((count, KEPT), np.nan, dtype=np.float32))
 
+    def take(self, places: slice | IntArray) -> Partners:
+        """Return the partners of some of the rows."""
+        return Partners(self.rows[places], self.scores[places])
+
 
 def find_partners(
     source: Source,

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from audit_cases import make_case, write_clip
+from layouts import write_tar
 from mispair.auditing import forecast as module
-from mispair.auditing.forecast import MEASURING, expected
+from mispair.auditing.forecast import ENCODING, MEASURING, expected
 from mispair.cli.main import main
+from mispair.encoders import encode
 
 pytest.importorskip("pyarrow")
 
@@ -68,8 +75,51 @@ def test_the_forecast_in_words() -> None:
     assert "searching near-duplicates" in lines[-3]
 
 
-def test_images_and_captions_are_encoded_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "pairs.csv").write_text("image_path,caption\na.jpg,a\n")
-    (tmp_path / "a.jpg").write_bytes(b"")
-    assert main(["audit", str(tmp_path / "pairs.csv"), "--dry-run"]) == 2
-    assert "--dry-run: images and captions; expected vectors" in capsys.readouterr().err
+class Pixels:
+    """Colours of an image as its vector."""
+
+    width = 12
+
+    def __init__(self, name: str, _: str) -> None:
+        self.name = name
+
+    def prepare(self, image: Image.Image) -> Any:
+        return np.asarray(image.resize((2, 2)), dtype=np.float32).reshape(-1)
+
+    def encode(self, items: Sequence[Any], /) -> Any:
+        return np.stack(items)
+
+
+class Letters(Pixels):
+    def encode(self, items: Sequence[Any], /) -> Any:
+        return np.array([[text.count(chr(97 + number)) for number in range(12)] for text in items], dtype=np.float32)
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_photos_are_encoded_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr(encode, "image_encoder", Pixels)
+    monkeypatch.setattr(encode, "text_encoder", Letters)
+    rng = np.random.default_rng(0)
+    (tmp_path / "in").mkdir()
+    for tar in range(3):
+        samples = []
+        for row in range(100 * tar, 100 * tar + 100):
+            pixels, photo = rng.integers(0, 255, (4, 4, 3), dtype=np.uint8), io.BytesIO()
+            Image.fromarray(pixels).save(photo, "PNG")
+            letters = "".join(chr(97 + n) * int(colour // 16) for n, colour in enumerate(pixels.reshape(-1)[:12]))
+            samples.append({f"{row:05d}.png": photo.getvalue(), f"{row:05d}.txt": letters.encode()})
+        write_tar(tmp_path / "in" / f"{tar}.tar", samples)
+    before = sorted(tmp_path.rglob("*"))
+    arguments = ["audit", str(tmp_path / "in"), "--dry-run", "--device", "cpu", "--engine", engine]
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["pairs"] == (300 if engine == "local" else pytest.approx(300, rel=0.01))
+    assert found["sample"] == (300 if engine == "local" else 100)
+    one, four = (found["seconds"][machines] for machines in ("1", "4"))
+    assert one[ENCODING] > 0
+    assert four[ENCODING] == pytest.approx(one[ENCODING] / 4)
+    assert main(arguments) == 0
+    assert "of which encoding " in capsys.readouterr().out
+    assert sorted(tmp_path.rglob("*")) == before

@@ -23,7 +23,6 @@ from mispair.pairs.shards import ArrayRows, SideRows, join_views
 from mispair.pairs.source import Source
 from mispair.support.files import short_hash
 
-ENCODE = "Make them with `mispair encode`, and audit its output."
 ROWS = 1 << 16  # of a block that is cut from one file
 _LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
     {"img_emb/.npy", "text_emb/.npy"},
@@ -127,6 +126,15 @@ def count_rows(data: AuditInput, block: Block) -> int:
             return int(read(file)[0][0])
     except (ValueError, IndexError, pyarrow.ArrowException) as error:
         raise DamagedError(str(error), where=name) from None
+
+
+def count_all(data: AuditInput, blocks: Sequence[Block], first: Rows) -> int:
+    """Count the rows of all blocks of files; those of tars are estimated from their sizes and the first block."""
+    if not blocks[0].raw:
+        return sum(count_rows(data, block) for block in blocks)
+    states = _store(data).files()
+    whole, own = (sum(states[name][0] for block in some for name in block.files) for some in (blocks, blocks[:1]))
+    return round(len(first.source) * whole / own)
 
 
 @contextmanager

@@ -60,8 +60,8 @@ class AuditArguments:
     address: OrNone[str] = None
     """Address of the Ray cluster, such as auto or ray://host:10001; by default RAY_ADDRESS, else this machine."""
     dry_run: bool = False
-    """Print the expected time and memory on this machine and on several, from audits of small samples.
-    Nothing is written."""
+    """Print the expected time and memory on this machine and on several, from audits of small samples; photos and
+    captions of a sample are encoded for it. Nothing is written."""
     json: bool = False
     """Print the metrics as JSON."""
 
@@ -76,7 +76,7 @@ def audit(arguments: AuditArguments) -> int:
     out, clean, mended, decisions = arguments.out, arguments.clean, arguments.mended, arguments.decisions
     _check_arguments(arguments)
     data = AuditInput(arguments.source, **vars(arguments.data))
-    if arguments.engine == "local" or arguments.dry_run:  # the workers of Ray read what is at URLs themselves
+    if arguments.engine == "local":  # the workers of Ray read what is at URLs themselves
         data = data.fetched()
     if arguments.overwrite and url_of(out) is None:
         _check_overwritten(out, data)
@@ -85,7 +85,7 @@ def audit(arguments: AuditArguments) -> int:
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
         if arguments.dry_run:
-            return _forecast(data, settings, arguments.json)
+            return _forecast(data, settings, arguments)
         with _cluster(arguments.engine, arguments.address) as cluster:
             summary = audit_path(
                 data, out, settings, clean=clean, mended=mended, tools=arguments.tools, cluster=cluster,
@@ -201,15 +201,16 @@ def shown(path: Path) -> str:
     return url_of(path) or str(path)
 
 
-def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
-    from mispair.auditing.blocks import ENCODE
-    from mispair.auditing.forecast import forecast
+def _forecast(data: AuditInput, settings: Settings, arguments: AuditArguments) -> int:
+    from mispair.auditing.blocks import find_blocks
+    from mispair.auditing.forecast import forecast, forecast_blocks
 
     data.check()
-    if data.is_raw:
-        raise ConflictError("images and captions", where="dry_run", expected="vectors", advice=ENCODE)
-    found = forecast(data.open(settings.device), settings)
-    if json:
+    if arguments.engine == "ray":
+        found = forecast_blocks(data, find_blocks(data), settings)
+    else:
+        found = forecast(data.open(settings.device), settings, replace(data.models, device=settings.device))
+    if arguments.json:
         print_json(asdict(found))
     else:
         say("\n".join(found.lines()))

@@ -38,7 +38,7 @@ from refusals import refused
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
-pytest.importorskip("fsspec")
+fsspec = pytest.importorskip("fsspec")
 
 ROWS, CUTS = 200, (0, 70, 130, 200)
 CPU = Settings(device="cpu", workers=2)
@@ -215,6 +215,57 @@ def test_an_audit_of_photos(
     kept = AuditInput(tmp_path / "clean", images=tmp_path / "in").open("cpu")
     assert len(kept) == sum(flag is False for flag in found["is_mismatch"])
     assert (tmp_path / "ray/shards").exists() == (tmp_path / "local/shards").exists()
+
+
+def texts(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for row in range(ROWS):
+        (folder / f"{row:03d}.png").write_bytes(photo(row))
+        (folder / f"{row:03d}.txt").write_text("\n".join([caption(row), "x two"][: 1 + (row == 7)]))
+    return folder
+
+
+def in_parquet(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    images = [{"bytes": photo(row), "path": f"{row}.png"} for row in range(ROWS)]
+    columns = {"image": images, "caption": [caption(row) for row in range(ROWS)]}
+    parquet.write_table(pyarrow.table(columns), folder / "all.parquet")
+    return folder
+
+
+@pytest.mark.parametrize("layout", [lambda folder: table(folder).parent, texts, in_parquet])
+def test_photos_in_a_store_with_a_table_or_texts(tmp_path: Path, layout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "SHARD", 60)
+    folder = layout(tmp_path / "in")
+    if layout is not in_parquet:
+        (folder / "3.png" if (folder / "3.png").exists() else folder / "003.png").write_bytes(b"")
+    fsspec.filesystem("memory").put(str(folder), f"/{tmp_path.name}/", recursive=True)
+    models: Any = {"image_model": "a", "text_model": "l", "cache": tmp_path / "cache"}
+    audit_path(AuditInput(folder, **models), tmp_path / "local", CPU)
+    local, url = audited(tmp_path / "local"), Path(f"memory://{tmp_path.name}/in")
+    for alone, out in ((ROWS + 1, tmp_path / "few"), (0, tmp_path / "many")):
+        monkeypatch.setattr(ray_engine, "ALONE", alone)
+        ray = StandIn()
+        audit_path(AuditInput(url, **models), out, CPU, cluster=ray)
+        assert ray.calls["_Encoding"] == 4
+        found = audited(out)
+        for name in local if alone else ("id", "image", "caption", "status"):
+            assert found[name] == local[name]
+
+
+def test_a_table_in_a_store_names_files_outside_and_missing_ones(tmp_path: Path) -> None:
+    folder = table(tmp_path / "in").parent
+    lines = (folder / "pairs.csv").read_text().splitlines()
+    lines[1:4] = ["../secret.png,a secret,0", f"{tmp_path}/secret.png,another,1", "nothing.png,no photo,2"]
+    (folder / "pairs.csv").write_text("\n".join(lines))
+    (tmp_path / "secret.png").write_bytes(photo(1))
+    files = fsspec.filesystem("memory")
+    files.put(str(folder), f"/{tmp_path.name}/", recursive=True)
+    files.pipe(f"/{tmp_path.name}/secret.png", photo(1))
+    data = AuditInput(Path(f"memory://{tmp_path.name}/in"), image_model="a", text_model="l", cache=tmp_path / "cache")
+    audit_path(data, tmp_path / "ray", CPU, cluster=StandIn())
+    status = audited(tmp_path / "ray")["status"]
+    assert [words.startswith("image ") for words in status[:4]] == [True, True, True, False]
 
 
 def test_a_tar_that_cannot_be_read_is_a_row_with_a_status(tmp_path: Path) -> None:

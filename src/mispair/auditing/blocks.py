@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow
 
 from mispair.auditing.inputs import AuditInput
+from mispair.compute.threads import parallel_each
+from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.encoders.encode import SHARD
-from mispair.errors import ConflictError, DamagedError, DataError
+from mispair.errors import ConflictError, DamagedError, DataError, NotFoundError
 from mispair.pairs.layouts.clip_retrieval import PARTS
-from mispair.pairs.remote import Store, url_of, version_of
+from mispair.pairs.layouts.table import open_table_given
+from mispair.pairs.remote import Store, fetch, url_of, version_of
 from mispair.pairs.shards import ArrayRows, SideRows, join_views
-from mispair.pairs.source import Source
+from mispair.pairs.source import Source, is_inside
+from mispair.pairs.tables import IMAGE_SUFFIXES, Table, open_table
 from mispair.support.files import short_hash
 
 ROWS = 1 << 16  # of a block that is cut from one file
+_TABLES = (".csv", ".tsv", ".psv", ".parquet", ".pq")
+_AT_A_TIME = 8  # images that are fetched
 _LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
     {"img_emb/.npy", "text_emb/.npy"},
     {"img_emb/.npy", "text_emb/.npy", "metadata/.parquet"},
@@ -35,12 +43,13 @@ _LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a data set: files relative to its folder or, without files, rows of the whole."""
+    """Part of a data set: files relative to its folder, rows of a table in a store, or rows of the whole."""
 
     name: str
     files: tuple[str, ...]
     start: int = 0
     stop: int = 0
+    table: str = ""  # in the folder; its rows name the files
     raw: bool = False  # whether it has images and captions, to be encoded
     views: tuple[tuple[int, ...], ...] = ()  # widths of the views of each side, for encoded blocks
 
@@ -81,21 +90,44 @@ def find_blocks(data: AuditInput) -> list[Block]:
             top = [name for name in tars if "/" not in name]
             return [Block(PurePosixPath(name).stem, (name,), raw=True) for name in top or tars]
         if url_of(source):
-            expected = "tars, or vectors by clip-retrieval or DataComp, each number with all its files"
-            advice = "Put images and captions into tars (WebDataset), or on a disk that all machines share."
+            if photos := _photos(data, names):
+                return photos
+            expected = "tars; images with a table or texts; or vectors by clip-retrieval or DataComp"
+            advice = "Put images and captions into tars (WebDataset)."
             raise ConflictError("data in another layout", where=url_of(source), expected=expected, advice=advice)
     whole = _whole(pickle.dumps(data))
-    rows, size, raw = len(whole), ROWS if whole.is_encoded else SHARD, not whole.is_encoded
-    return [Block(str(start), (), start, min(start + size, rows), raw) for start in range(0, rows, size)]
+    size, raw = ROWS if whole.is_encoded else SHARD, not whole.is_encoded
+    return [Block(str(start), (), start, stop, raw=raw) for start, stop in _cuts(len(whole), size)]
+
+
+def _cuts(rows: int, size: int) -> list[tuple[int, int]]:
+    """Cut rows into blocks of a size."""
+    return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _photos(data: AuditInput, names: Sequence[str]) -> list[Block]:
+    """Cut a folder of images in a store, with one table or a text file for each image."""
+    tables = [name for name in names if PurePosixPath(name).suffix.lower() in _TABLES and "/" not in name]
+    if len(tables) == 1:
+        cuts = _cuts(len(_table(pickle.dumps(data), tables[0])), SHARD)
+        return [Block(str(start), (), start, stop, tables[0], raw=True) for start, stop in cuts]
+    there = set(names)
+    images = [PurePosixPath(name) for name in names if PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES]
+    files = [(str(image), str(text)) for image in images if str(text := image.with_suffix(".txt")) in there]
+    return [
+        Block(str(start), tuple(chain.from_iterable(files[start:stop])), raw=True)
+        for start, stop in _cuts(len(files), SHARD)
+    ]
 
 
 def state_of(data: AuditInput, blocks: Sequence[Block]) -> str:
     """Return a hash of the images and captions in blocks, which changes when they do."""
-    if not blocks[0].files:
+    if not blocks[0].files and not blocks[0].table:
         return short_hash(json.dumps(_whole(pickle.dumps(data)).state()))
     store = _store(data)
     states = store.files()
-    return version_of(store.url, {name: states[name] for block in blocks for name in block.files})
+    files = states if blocks[0].table else {name for block in blocks for name in block.files}
+    return version_of(store.url, {name: states[name] for name in files})
 
 
 def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:
@@ -111,7 +143,6 @@ def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:
 
 def count_rows(data: AuditInput, block: Block) -> int:
     """Count the rows of a block by the header of an array or the footer of a table."""
-    import pyarrow
     import pyarrow.parquet
 
     if not block.files:
@@ -129,8 +160,8 @@ def count_rows(data: AuditInput, block: Block) -> int:
 
 
 def count_all(data: AuditInput, blocks: Sequence[Block], first: Rows) -> int:
-    """Count the rows of all blocks of files; those of tars are estimated from their sizes and the first block."""
-    if not blocks[0].raw:
+    """Count the rows of all blocks; those of tars are estimated from their sizes and the first block."""
+    if not blocks[0].raw or not blocks[0].files:
         return sum(count_rows(data, block) for block in blocks)
     states = _store(data).files()
     whole, own = (sum(states[name][0] for block in some for name in block.files) for some in (blocks, blocks[:1]))
@@ -140,6 +171,10 @@ def count_all(data: AuditInput, blocks: Sequence[Block], first: Rows) -> int:
 @contextmanager
 def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
     """Open the rows of a block; copy files of a store to this machine until they are closed."""
+    if block.table:
+        with TemporaryDirectory(prefix="mispair-") as folder:
+            yield _opened_table(data, block, Path(folder))
+        return
     if not block.files:
         yield Rows(_whole(pickle.dumps(data)), block.start, block.stop)
         return
@@ -164,6 +199,34 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
             error.where = str(error.where or "").replace(folder, store.url)
             raise
         yield Rows(source, 0, len(source))
+
+
+def _opened_table(data: AuditInput, block: Block, folder: Path) -> Rows:
+    """Open rows of a table in a store, with copies of their images; a missing image is a row with a status."""
+    table, store, rows = _table(pickle.dumps(data), block.table), _store(data), np.arange(block.start, block.stop)
+    part = pyarrow.table({name: table.take(name, rows) for name in table.columns})
+    (column,) = table.require({"image_path": "images"})
+
+    def get(name: str) -> None:
+        path = folder / name
+        if name and is_inside(folder, path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with suppress(NotFoundError):
+                store.get(name, path)
+
+    if pyarrow.types.is_string(kind := part[column].type) or pyarrow.types.is_large_string(kind):
+        parallel_each(get, sorted(set(map(str.strip, table.cells(column, rows)))), _AT_A_TIME)
+    source = open_table_given(part, folder, data.columns)
+    source.name, source.allow_outside = f"{store.url}/{block.table}", False
+    return Rows(source, 0, len(source))
+
+
+@lru_cache(maxsize=1)
+def _table(pickled: bytes, name: str) -> Table:
+    """Open a table of a store, fetched once to this machine."""
+    data: AuditInput = pickle.loads(pickled)
+    copy = fetch(f"{_store(data).url}/{name}", cache_folder(data.cache) / FETCHED)
+    return open_table(copy, columns=data.columns)
 
 
 def _cut(side: SideRows, widths: Sequence[int]) -> SideRows:

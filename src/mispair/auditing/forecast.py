@@ -125,7 +125,7 @@ def forecast(source: Source, settings: Settings, encoders: Encoders, pairs: int 
 def forecast_blocks(data: AuditInput, blocks: Sequence[Block], settings: Settings) -> Forecast:
     """Forecast from the first block; of the others, only the number of rows is read, or the sizes of tars."""
     with opened(data, blocks[0]) as rows:
-        pairs = count_all(data, blocks, rows) if blocks[0].files else len(rows.source)
+        pairs = count_all(data, blocks, rows)
         return forecast(rows.source, settings, replace(data.models, device=settings.device), pairs)
 
 

@@ -94,7 +94,7 @@ class _Encoding:
             try:
                 here = stack.enter_context(opened(self.data, block))
                 pairs = here.source
-                if not block.files:
+                if not block.files and not block.table:
                     every = np.arange(len(pairs))
                     pairs = pairs.edited(Edits.keeping((every >= here.start) & (every < here.stop)))
             except (DamagedError, ShapeError, TooFewError) as error:

@@ -163,17 +163,21 @@ def _counts(ray: Any, job: Job) -> list[int]:
 
 
 def _whole(job: Job) -> Source | None:
-    """Open all rows as the local engine does; None if a block cannot be read."""
+    """Open all rows as the local engine does; None if these are not the rows of the blocks, as one cannot be read."""
     try:
         pairs = (job.raw or job.data).fetched().open("cpu")
     except (DamagedError, ShapeError, TooFewError):
         return None
-    if job.raw is None or len(pairs) != job.rows:
-        return pairs if len(pairs) == job.rows else None
+    if len(pairs) != job.rows:
+        return None
+    if job.raw is None:
+        return pairs
     sides: list[list[list[Shard]]] = [[], []]  # by view and by block
     known, hashes = dict[int, str](), []
     for number, block in enumerate(job.blocks):
         with job.open(number) as rows:
+            if rows.source.texts() != pairs.texts(np.arange(*job.starts[number : number + 2])):
+                return None
             for side, views in zip((rows.source.left, rows.source.right), sides, strict=True):
                 own = [ArrayRows(view.block(0, len(view), view.dtype)) for view in views_of(side)]
                 views[:] = [[*before, one] for before, one in zip(views or [[]] * len(own), own, strict=True)]

@@ -129,7 +129,7 @@ def two_machines() -> Iterator[Place]:
 
 
 def vectors(place: Place, pairs: int, width: int, folder: Path, local: bool) -> dict[str, Any]:
-    """Audit generated vectors in the store; compare some scores with those of the auditor, and all with an audit here."""
+    """Audit generated vectors in the store; compare some scores with the auditor's, and all with an audit here."""
     generate(folder, pairs, width, 0.2)
     left, right = (np.load(folder / f"{side}.npy", mmap_mode="r+") for side in ("left", "right"))
     rng = np.random.default_rng(0)

@@ -47,15 +47,14 @@ from mispair.auditing.output_files import LEARNED
 from mispair.auditing.ray_cluster import Batch, dataset, each, joined
 from mispair.auditing.ray_encoding import encode_blocks
 from mispair.auditing.ray_workers import (
-    HALF,
     ITEMS,
     QUARTERS,
     SCORES,
+    STEPS,
     TABLES,
     Job,
     Known,
     Verdict,
-    above,
     count,
     file_name,
     finish,
@@ -311,7 +310,7 @@ class _Run:
 
     def _worst(self) -> tuple[IntArray, FloatArray, float, int]:
         """Return the lowest flagged rows, their match scores, the cut, and the number of readable rows."""
-        settings, counts = self.job.settings, np.zeros(2 * HALF + 1, dtype=np.int64)
+        settings, counts = self.job.settings, np.zeros(len(STEPS) + 1, dtype=np.int64)
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         for batch in self._each(lowest, self._all):
             own, value = batch["row"], batch["value"]
@@ -322,7 +321,8 @@ class _Run:
         below = MATCH_THRESHOLD if settings.flag_below is None else settings.flag_below
         if settings.keep_best is not None:
             flagged = (1 - share_of(settings.keep_best)) * counts.sum()
-            below = above(int(np.searchsorted(counts.cumsum(), flagged)))
+            ends = np.append(STEPS, np.nextafter(np.float32(1), np.float32(2)))
+            below = float(ends[np.searchsorted(counts.cumsum(), flagged)])
         return rows[scores < below], scores[scores < below], below, int(counts.sum())
 
     def _verdict(

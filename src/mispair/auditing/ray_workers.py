@@ -48,6 +48,7 @@ from mispair.auditing.summary import SHARD, SIDES
 from mispair.errors import (
     DataError,
 )
+from mispair.functional.logistic import probability
 from mispair.pairs.remote import Store
 from mispair.pairs.row_ids import RowIds, Texts, as_texts
 from mispair.pairs.shards import SideRows, views_of
@@ -57,8 +58,8 @@ from mispair.support.arrays import FloatArray, IntArray
 AT_ONCE = 8192  # rows of a block in memory
 CODES = 4  # sketches of an item of 64 bits: the first one finds near-duplicates, all together compare them
 QUARTERS = 4  # of the first sketch: rows with an equal one meet, where not all rows can
-DROPPED = 12  # last bits of the odds of match scores, to find the cut of `keep_best`
-HALF = int(np.float32(0.5).view(np.uint32)) >> DROPPED
+# Match scores in steps of 0.05 % of their odds, to find the cut of `keep_best` by counts
+STEPS = np.unique(probability(np.linspace(-20, 20, 80_001)).astype(np.float32))
 SCORES, TABLES, ITEMS = "scores", "tables", "items.parquet"
 _WORDLESS_BITS = sum(1 << KINDS.index(kind) for kind in EMPTY_KINDS)
 
@@ -356,27 +357,14 @@ class BlockFindings(Findings):
 
 
 def lowest(job: Job, batch: Batch) -> Batch:
-    """Return the lowest match scores of a block and, as negative rows, the counts of its bins."""
+    """Return the lowest match scores of a block and, as negative rows, the counts between two `STEPS`."""
     number = int(batch["number"][0])
     score = _Scored.of(job, number).match
     row = job.starts[number] + np.flatnonzero(~np.isnan(score))
     score = score[~np.isnan(score)]
     chosen = np.lexsort((row, score))[:MAX_SUGGESTED]
-    bins, counts = np.unique(bins_of(score), return_counts=True)
-    return {"row": np.append(row[chosen], -1 - bins), "value": np.append(score[chosen].astype(np.float64), counts)}
-
-
-def bins_of(score: npt.NDArray[np.float32]) -> IntArray:
-    """Return ascending bins (n,) of scores, from 0 to 2 HALF, as precise near 1 as near 0."""
-    bits = (np.minimum(score, 1 - score).view(np.uint32) >> DROPPED).astype(np.int64)
-    return np.where(score <= 0.5, bits, 2 * HALF - bits)
-
-
-def above(number: int) -> float:
-    """Return the lowest score above a bin."""
-    bits = np.array([number + 1 if number < HALF else 2 * HALF - number], dtype=np.uint32) << DROPPED
-    edge = bits.view(np.float32)[0]
-    return float(edge if number < HALF else np.nextafter(1 - edge, np.float32(2)))
+    steps, counts = np.unique(np.searchsorted(STEPS, score, side="right"), return_counts=True)
+    return {"row": np.append(row[chosen], -1 - steps), "value": np.append(score[chosen].astype(np.float64), counts)}
 
 
 def keyed(job: Job, apart: int, batch: Batch) -> Batch:

@@ -20,7 +20,7 @@ from PIL import Image
 import mispair
 from layouts import write_tar
 from mispair.auditing import blocks, ray_cluster, ray_encoding, ray_engine
-from mispair.auditing.audit import Audit, Settings, audit_source
+from mispair.auditing.audit import Settings, audit_source
 from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput

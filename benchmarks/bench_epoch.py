@@ -25,9 +25,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from captions import stand_in
 from common import at_least, run
 from mispair import methods, models
-from mispair.bench.suite.synthetic import stand_in
 from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config

@@ -62,7 +62,7 @@ def step_ms(model: str) -> float:
     """Median milliseconds of a training step on one batch."""
     device = torch.device("cuda")
     config = Config(model=model, batch_size=128, embed_size=1024, device="cuda")
-    comparison = SpeedComparison(config, synthetic_pairs(None, 512), device)
+    comparison = SpeedComparison(config, synthetic_pairs(512), device)
     batch = comparison.batch(pad_shapes=True)
     step = CudaGraphStep(lambda given: comparison.train(comparison.similarity(given)), on=True)
     for _ in range(3):

@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import reference_loops
+from captions import pairs_of
 from common import at_least, run
-from mispair.bench.suite.synthetic import synthetic_pairs
 from mispair.cli.output import print_json, print_table, say
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
@@ -277,7 +277,7 @@ def measure(
     place = pick_device(device)
     gpu = place.type == "cuda"
     batch, width = batch_size or (128 if gpu else 32), embed_size or (1024 if gpu else 256)
-    pairs = synthetic_pairs(captions, images or (512 if gpu else 64))
+    pairs = pairs_of(captions, images or (512 if gpu else 64))
     rows: list[SpeedRow] = []
     for model in models:
         config = Config(model=model, batch_size=batch, embed_size=width, device=device, own={"augment": False})

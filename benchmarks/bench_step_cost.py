@@ -52,7 +52,7 @@ def main(images: Positional[int], device: Positional[str], recipes: Positional[t
         halves = {"epochs": 4, "noisy_start": 0.5, "student_share": 0.5}
         config = override(read_recipe(recipe), {**settings, **halves, **({"lr": float(lr)} if lr else {})})
         config = override(config, {"warmup_epochs": min(1, config.warmup_epochs)})
-        pairs, dev = with_noise(config, synthetic_pairs(None, images)), synthetic_pairs(None, 50, seed=1)
+        pairs, dev = with_noise(config, synthetic_pairs(images)), synthetic_pairs(50, seed=1)
         if methods.select(config).audits:
             assert pairs.mismatched is not None
             pairs = replace(pairs, match_score=(~pairs.mismatched).astype(np.float32))

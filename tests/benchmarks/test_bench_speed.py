@@ -46,7 +46,7 @@ def test_counted_ranks_are_ranks() -> None:
 def test_both_ways_compute_the_same(model: str) -> None:
     sizes = {"batch_size": 6, "embed_size": 16, "sim_size": 8, "word_size": 6, "dropout": 0.0, "augment": False}
     config = override(Config(), {"model": model, **sizes})
-    comparison = bench_speed.SpeedComparison(config, synthetic.synthetic_pairs(None, 4), torch.device("cpu"))
+    comparison = bench_speed.SpeedComparison(config, synthetic.synthetic_pairs(4), torch.device("cpu"))
     batch = comparison.batch(pad_shapes=False)
     torch.testing.assert_close(comparison.similarity(batch), comparison.loop_similarity(batch), rtol=1e-4, atol=1e-5)
 
@@ -56,7 +56,7 @@ def test_flops_are_those_of_the_papers_equations(model: str) -> None:
     """The matrix products counted by hand; the counter also sees small ones, and a few words of padding."""
     B, D, H, s, steps = 24, 64, 20, 16, 3
     sizes = {"batch_size": B, "embed_size": D, "word_size": H, "sim_size": s, "graph_steps": steps, "augment": False}
-    pairs = synthetic.synthetic_pairs(None, 60)
+    pairs = synthetic.synthetic_pairs(60)
     config = override(Config(), {"model": model, **sizes})
     comparison = bench_speed.SpeedComparison(config, pairs, torch.device("cpu"))
     assert isinstance(pairs.right, Tokens)

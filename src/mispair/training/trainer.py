@@ -197,8 +197,7 @@ class Trainer:
     def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
         """Make up to `most` steps of the current network, from position `first` of this epoch, and yield each.
 
-        Number of epochs; by default all remaining ones. At the end the metrics are read, so all work on the GPU is
-        finished.
+        By default all remaining ones. At the end the metrics are read, so all work on the GPU is finished.
         """
         cursor, number = self.cursor, self.cursor.network
         if first is not None:

@@ -88,7 +88,7 @@ def test_time_of_a_whole_training() -> None:
 def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "STEPS", 2)
     started: list[str] = []
-    plain, repair = measure([cell(), cell(method="repair"), cell(method="repair", seed=1)], None, 20, started.append)
+    plain, repair = measure([cell(), cell(method="repair"), cell(method="repair", seed=1)], 20, started.append)
     assert [kind.trainings for kind in (plain, repair)] == [1, 2]
     assert len(started) == 2
     assert [phase.name for phase in repair.phases] == ["warm-up", "main", "main, with noisy pairs"]
@@ -105,7 +105,7 @@ def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("settings", [{"method": "mend", "epochs": 5}, {"audit": True}])
 def test_two_towers_are_tried_with_vectors(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "STEPS", 1)
-    (kind,) = measure([cell(model="two-tower", **settings)], None, 40, lambda _: None)
+    (kind,) = measure([cell(model="two-tower", **settings)], 40, lambda _: None)
     assert kind.error is None
     assert all(phase.step > 0 for phase in kind.phases)
 
@@ -121,7 +121,7 @@ def test_the_timed_steps_have_only_shapes_that_came_before(monkeypatch: pytest.M
             yield plan
 
     monkeypatch.setattr(Trainer, "steps", spied)
-    list(measure([cell(epochs=1, warmup_epochs=0)], None, 20, lambda _: None))
+    list(measure([cell(epochs=1, warmup_epochs=0)], 20, lambda _: None))
     assert len(made) == 3 * (dry_run.WARMUP_ROUNDS + dry_run.TIMED_ROUNDS)
     assert made[:3] * 4 == made
     assert len(set(made)) == 3
@@ -140,7 +140,7 @@ def test_a_kind_that_runs_out_of_memory_leaves_nothing_open(monkeypatch: pytest.
 
     monkeypatch.setattr(Run, "close", spied)
     monkeypatch.setattr(Trainer, "steps", full)
-    (failed,) = measure([cell()], None, 20, lambda _: None)
+    (failed,) = measure([cell()], 20, lambda _: None)
     assert failed.error == "full"
     assert len(closed) == 1
 

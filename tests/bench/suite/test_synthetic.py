@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mispair
 from mispair.bench.suite import synthetic
-from mispair.errors import DamagedError
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.vocabulary import END, START
-from refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -23,17 +19,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(synthetic, name, value)
 
 
-@pytest.fixture
-def captions(tmp_path: Path) -> Path:
-    lines = [f"the {'big ' * (number % 4)}dog number {number % 7}" for number in range(23)]
-    path = tmp_path / "caps.txt.gz"
-    path.write_bytes(gzip.compress("\n".join([*lines, ""]).encode()))
-    return path
-
-
-@pytest.mark.parametrize("real", [True, False])
-def test_synthetic_pairs_have_five_captions_an_image(real: bool, captions: Path) -> None:
-    pairs = synthetic.synthetic_pairs(captions if real else None, 9)
+def test_synthetic_pairs_have_five_captions_an_image() -> None:
+    pairs = synthetic.synthetic_pairs(9)
     texts = pairs.right
     assert isinstance(texts, Tokens)
     assert len(pairs.left) == 9
@@ -48,15 +35,8 @@ def test_synthetic_pairs_have_five_captions_an_image(real: bool, captions: Path)
     assert pairs.left.features.dtype == np.float16
 
 
-def test_captions_of_a_file_come_in_order_and_again(captions: Path) -> None:
-    texts = synthetic.read_captions(captions, 50, seed=0)
-    assert texts.lengths[:5].tolist() == [6, 7, 8, 9, 6]  # the, dog, number and a digit, start and end
-    assert texts.lengths[23:28].tolist() == texts.lengths[:5].tolist()
-    assert synthetic.read_captions(captions, 10, seed=1).lengths.tolist() == texts.lengths[10:20].tolist()
-
-
 def test_regions_carry_the_words_of_their_captions() -> None:
-    pairs = synthetic.synthetic_pairs(None, 30)
+    pairs = synthetic.synthetic_pairs(30)
     codes = np.random.default_rng(0).standard_normal((60, 8), dtype=np.float32)
     texts = pairs.right
     assert isinstance(texts, Tokens)
@@ -74,25 +54,9 @@ def test_regions_carry_the_words_of_their_captions() -> None:
 def test_a_network_learns_from_synthetic_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "REGIONS", 12)
     monkeypatch.setattr(synthetic, "WIDTH", 32)
-    train = synthetic.synthetic_pairs(None, 50)
+    train = synthetic.synthetic_pairs(50)
     matcher = mispair.fit(
         train, warmup_epochs=5, epochs=5, model="vse", embed_size=32, word_size=16, batch_size=32, lr=3e-3,
         negatives_end=8, device="cpu", augment=False,
     )  # fmt: skip
     assert matcher.evaluate(train).averaged.rsum > 150  # chance: 2 * (2 + 10 + 20)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("caps.txt", None), ("caps.txt", b""), ("caps.txt", b"\xff\xfe\x00bad"), ("caps.txt.gz", b"no archive"),
-        ("caps.txt.gz", gzip.compress(b"a dog\n" * 99, mtime=0)[:-12]),
-        ("caps.txt.gz", gzip.compress(b"a dog\n", mtime=0)[:10] + b"\xff" * 20),
-    ],
-)  # fmt: skip
-def test_captions_that_cannot_be_read_get_a_sentence(name: str, content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / name
-    if content is not None:
-        path.write_bytes(content)
-    with refused(DamagedError, path):
-        synthetic.synthetic_pairs(path, 4)

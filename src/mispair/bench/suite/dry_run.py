@@ -17,7 +17,7 @@ import torch
 
 from mispair import methods, models
 from mispair.bench.suite.suite import Cell, digest
-from mispair.bench.suite.synthetic import stand_in
+from mispair.bench.suite.synthetic import synthetic_pairs, synthetic_vectors
 from mispair.compute.devices import give_back_memory
 from mispair.config import Config
 from mispair.errors import MispairError
@@ -85,10 +85,8 @@ def typical(alike: Sequence[Cell]) -> Cell:
     return min(alike, key=lambda cell: abs(cell.config.noise_ratio - mean))
 
 
-def measure(
-    cells: Sequence[Cell], captions: Path | None, images: int, on_start: Callable[[str], None] = print
-) -> Iterator[TrainingCost]:
-    """Make the first steps of a typical training of every kind, on `stand_in` pairs; announce each to `on_start`."""
+def measure(cells: Sequence[Cell], images: int, on_start: Callable[[str], None] = print) -> Iterator[TrainingCost]:
+    """Make the first steps of a typical training of every kind, on synthetic pairs; announce each to `on_start`."""
     made: dict[bool, tuple[Pairs, Pairs]] = {}
     for alike in group(cells):
         cell = typical(alike)
@@ -96,8 +94,8 @@ def measure(
         give_back_memory()
         vectors = models.find(cell.config.model).takes_vectors
         if vectors not in made:
-            dev = stand_in(vectors, captions, min(1000, images), seed=1)
-            made[vectors] = stand_in(vectors, captions, images), dev
+            make = synthetic_vectors if vectors else synthetic_pairs
+            made[vectors] = make(images), make(min(1000, images), seed=1)
         try:
             yield replace(_first_steps(cell, *made[vectors]), trainings=len(alike))
         except (MispairError, torch.OutOfMemoryError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from mispair import __version__
 from mispair.bench.report import exports
 from mispair.bench.report.figures import ReportFigure, part_figures
-from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels, percent
+from mispair.bench.report.rows import ResultRow, noise_levels, percent
 from mispair.bench.report.tables import READING, ReportTable, part_tables, provenance_table
 from mispair.bench.suite.record import PairExample
 from mispair.bench.suite.results_folder import Results
@@ -30,52 +30,6 @@ EXAMPLE_KINDS = {
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """The rows of a part at one noise ratio by their mean rSum, the best first; without the oracle, and without single
-    networks where there are averaged ones."""
-
-    level: NoiseLevel
-    rows: list[ResultRow]
-    is_complete: bool  # whether no row and no seed is missing
-
-    @classmethod
-    def of(cls, results: Results) -> Ranking | None:
-        """The best rows of the first table, at its largest noise ratio with results."""
-        part = next((part for part in results.suite.parts if part.kind == "retrieval"), None)
-        levels = [] if part is None else noise_levels(results, part)
-        for level in sorted(levels, key=lambda level: -level.noise_ratio):
-            if level.compared:
-                rows = sorted(level.compared, key=lambda row: -row.mean)
-                return cls(level, rows, all(len(row.results) == results.seeds for row in level.ranked))
-        return None
-
-    @property
-    def where(self) -> str:
-        return f"at {percent(self.level.noise_ratio)} noise" if self.level.noise_ratio else "without injected noise"
-
-    @property
-    def headline(self) -> str:
-        """The best row against the best of the others."""
-        best, *others = self.rows
-        if not others:
-            return f"{best.label}: rSum {best.score} {self.where}."
-        second, start = others[0], "" if self.is_complete else "So far, "
-        if self.level.is_mixed:
-            start += "of averaged networks, " if start else "Of averaged networks, "
-        gap = best.mean - second.mean
-        if gap < 0.05:
-            return f"{start}{best.label} and {second.label} have the same rSum {self.where} ({best.mean:.1f})."
-        if best.sd is None or second.sd is None:
-            spread = "but one seed shows no spread"
-        else:
-            spread = f"{'more than' if gap > max(best.sd, second.sd) else 'within'} the spread over the seeds"
-        return (
-            f"{start}{best.label} has the highest rSum {self.where} ({best.score}): {gap:.1f} more than the best of "
-            f"the others, {second.label} ({second.score}), {spread}."
-        )
-
-
-@dataclass(frozen=True)
 class Section:
     """A part of the suite on the page."""
 
@@ -87,12 +41,24 @@ class Section:
     notes: list[str]
 
 
+def best_row(results: Results) -> tuple[ResultRow, str] | None:
+    """The row with the highest rSum in the first table, at its largest noise ratio with results, and the noise."""
+    part = next((part for part in results.suite.parts if part.kind == "retrieval"), None)
+    levels = [] if part is None else noise_levels(results, part)
+    for level in sorted(levels, key=lambda level: -level.noise_ratio):
+        if level.compared:
+            where = f"at {percent(level.noise_ratio)} noise" if level.noise_ratio else "without injected noise"
+            return max(level.compared, key=lambda row: row.mean), where
+    return None
+
+
 def write_report(results: Results, out: Path, images: Path | None, command: str) -> list[Path]:
     """Write `index.html`, `tables.md`, `tables.tex`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
 
     `images` is the folder with the images of examples. Return the files, the page first.
     """
-    suite, done, ranking = results.suite, results.done, Ranking.of(results)
+    suite, done = results.suite, results.done
+    best, where = best_row(results) or (None, "")
     thumbnails: dict[str, str] = {}  # by the name in the data set
     sections = [_section(results, part, images, thumbnails) for part in suite.parts]
     provenance = provenance_table(done)
@@ -102,11 +68,12 @@ def write_report(results: Results, out: Path, images: Path | None, command: str)
         "bench.html", percent=percent
     ).render(  # it fetches nothing and has no scripts
         results=results,
-        headline=ranking.headline if ranking else str(results),
+        headline=f"{best.label}: rSum {best.score} {where}." if best else str(results),
         noise_ratios=sorted({noise_ratio for part in suite.parts for noise_ratio in part.noise_ratio}),
         train_sets=_distinct(record.data.name for record in done),
         test_sets=_distinct(record.data.tested_on for record in done),
-        ranking=ranking,
+        best=best,
+        where=where,
         pairs=sorted({record.data.pairs for record in done if record.data.pairs is not None}),
         seconds=sum(record.seconds for record in done),
         devices=_distinct(record.environment.device for record in done if record.environment),

@@ -240,7 +240,7 @@ def traffic(ranks: Ranks) -> tuple[int, int]:
 
 def newest(folder: Path) -> dict[str, Tensor]:
     """Weights and the method's state in the newest checkpoint of a run folder."""
-    state = checkpoint.load_newest(folder / "checkpoints")
+    state = checkpoint.resume(folder / "checkpoints")
     assert state is not None
     weights = {f"{number}.{name}": part for number, net in enumerate(state.networks) for name, part in net.items()}
     adam = {f"adam.{name}": part for name, part in _flat(state.optimizers)}

@@ -50,7 +50,7 @@ def weights(run: Path) -> dict[str, bytes]:
     """Every tensor of a run's newest checkpoint, as bytes."""
     from mispair.training import checkpoint
 
-    state = checkpoint.load_newest(run / "checkpoints")
+    state = checkpoint.resume(run / "checkpoints")
     assert state is not None
     return {
         f"{number}.{name}": tensor.numpy().tobytes()

@@ -38,7 +38,7 @@ def check_resume(
     steps = [step for part in parts for step in part]
     assert [(net, plan.pairs.tolist()) for net, plan in steps] == [(net, plan.pairs.tolist()) for net, plan in whole]
     assert weights(folder / "broken") == weights(folder / "whole")
-    states = [checkpoint.load_newest(folder / name / "checkpoints") for name in ("whole", "broken")]
+    states = [checkpoint.resume(folder / name / "checkpoints") for name in ("whole", "broken")]
     assert states[0] is not None
     assert states[1] is not None
     return whole, (states[0].method, states[1].method)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import mispair
 from mispair.models import SAF, SGR, Encoded, SideSpec, build
 from mispair.pairs.batches import Items
-from sgraf_loops import is_well_conditioned, linear, some_regions, text_self_attention, visual_self_attention
+from sgraf_loops import check_gradients, is_well_conditioned, linear, loop_nodes, some_regions
 from small_data import ZEROS, encoded_sets, gradients, plain_l2norm, shake, small_config, token_items, zeroed
 from tiny import tiny_pairs
 
@@ -28,23 +28,6 @@ def make_saf(regions: int, seed: int = 0, **config: object) -> SAF:
 
 
 # ---------------------------------------------------------------- the reference
-
-
-def loop_nodes(network: SAF, V: Tensor, words: Tensor, lengths: list[int]) -> list[Tensor]:
-    """X of each caption with all images, (B, n + 1, s)."""
-    v_star = visual_self_attention(network.left_pool, V)
-    nodes = []
-    for j, n in enumerate(lengths):
-        W = words[j, :n]
-        t_star = text_self_attention(network.right_pool, W)
-        A = V @ W.T  # (B, R, n)
-        A = plain_l2norm(torch.where(A > 0, A, 0.1 * A))  # over words
-        P = torch.softmax(9 * A, dim=1)  # over regions
-        C = plain_l2norm(P.transpose(1, 2) @ V)  # (B, n, D)
-        local = plain_l2norm(linear(network.local_vector, (C - W) ** 2))
-        whole = plain_l2norm(linear(network.global_vector, (v_star - t_star) ** 2))
-        nodes.append(torch.cat([whole[:, None], local], dim=1))
-    return nodes
 
 
 def loop_similarity(network: SAF, V: Tensor, words: Tensor, lengths: list[int]) -> Tensor:
@@ -98,24 +81,7 @@ def test_similarity_equals_the_loop(lengths: list[int], regions: int, images: in
 def test_all_gradients_equal_the_loop(lengths: list[int], training: bool) -> None:
     network = make_saf(9, dropout=0.0).train(training)
     left, right = some_regions(3, 9), encoded_sets(lengths, max(lengths), D, 1)
-    (V, _), (words, _) = left.parts(), right.parts()
-    weights = torch.randn(3, len(lengths), generator=torch.Generator().manual_seed(2))
-    results = []
-    for similarity in (network.similarity, lambda *sides: reference(network, *sides)):
-        (similarity(left, right) * weights).sum().backward()  # type: ignore[no-untyped-call]
-        results.append({"regions": V.grad, "words": words.grad, **gradients(network)})
-        V.grad = words.grad = None
-    ours, expected = results
-    not_reached = {name for name, gradient in expected.items() if gradient is None}
-    assert all(name.startswith(("left.", "right.")) for name in not_reached)  # the encoders were not run
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    for name in expected.keys() - not_reached:
-        a, b = ours[name], expected[name]
-        assert a is not None
-        assert b is not None
-        if name == "words":  # what flows into padding is thrown away by the encoder
-            a, b = a[real], b[real]
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6, msg=name)
+    expected = check_gradients(network, reference, left, right)
     assert expected["filter.gate.weight"].abs().max() > 0  # type: ignore[union-attr]
 
 

@@ -12,7 +12,7 @@ from mispair.models import Encoded, SideSpec, build
 from mispair.models.sgraf import LONG, SGR
 from mispair.pairs.batches import Items
 from reference_loops import sgr_similarity
-from sgraf_loops import is_well_conditioned, linear, some_regions, text_self_attention, visual_self_attention
+from sgraf_loops import check_gradients, is_well_conditioned, linear, loop_nodes, some_regions
 from small_data import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 
 D = 16
@@ -30,19 +30,8 @@ def make_sgr(regions: int, seed: int = 0, **config: object) -> SGR:
 
 def loop_similarity(network: SGR, V: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
     """Every image against every caption, a caption at a time."""
-    v_star = visual_self_attention(network.left_pool, V)
     columns = []
-    for j, n in enumerate(lengths.tolist()):
-        W = words[j, :n]
-        t_star = text_self_attention(network.right_pool, W)
-        A = V @ W.T  # (B, R, n)
-        A = torch.where(A > 0, A, 0.1 * A)
-        A = plain_l2norm(A)  # over words
-        P = torch.softmax(9 * A, dim=1)  # over regions
-        C = plain_l2norm(P.transpose(1, 2) @ V)  # (B, n, D)
-        local = plain_l2norm(linear(network.local_vector, (C - W) ** 2))
-        whole = plain_l2norm(linear(network.global_vector, (v_star - t_star) ** 2))
-        X = torch.cat([whole[:, None], local], dim=1)
+    for X in loop_nodes(network, V, words, lengths.tolist()):
         for layer in network.graph:
             q, k = linear(layer.query, X), linear(layer.key, X)  # type: ignore[arg-type]
             E = torch.softmax(q @ k.transpose(1, 2), dim=-1)
@@ -86,28 +75,7 @@ def test_similarity_equals_the_loop(lengths: list[int], regions: int, images: in
 def test_all_gradients_equal_the_loop(lengths: list[int], graph_steps: int) -> None:
     network = make_sgr(9, graph_steps=graph_steps)
     left, right = some_regions(3, 9), encoded_sets(lengths, max(lengths), D, 1)
-    (V, _), (words, _) = left.parts(), right.parts()
-    weights = torch.randn(3, len(lengths), generator=torch.Generator().manual_seed(2))
-    results = []
-    for similarity in (network.similarity, lambda *sides: reference(network, *sides)):
-        (similarity(left, right) * weights).sum().backward()  # type: ignore[no-untyped-call]
-        parts = {"regions": V.grad, "words": words.grad, **gradients(network)}
-        results.append(parts)
-        V.grad = words.grad = None
-    ours, expected = results
-    not_reached = {name for name, gradient in expected.items() if gradient is None}
-    assert all(name.startswith(("left.", "right.")) for name in not_reached)  # the encoders were not run
-    real = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    for name in expected.keys() - not_reached:
-        a, b = ours[name], expected[name]
-        assert b is not None
-        if name.endswith("key.bias"):  # adds the same to all edges of a node, so that the softmax does not see it
-            assert a is None
-            a = torch.zeros_like(b)
-        assert a is not None
-        if name == "words":  # what flows into padding is thrown away by the encoder
-            a, b = a[real], b[real]
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-6, msg=name)
+    expected = check_gradients(network, reference, left, right)
     assert expected["graph.0.query.weight"].abs().max() > 0  # type: ignore[union-attr]
 
 

@@ -21,7 +21,7 @@ from mispair.methods.base import EpochPairs
 from mispair.methods.epoch_metrics import MethodReport
 from mispair.support.files import write_atomically
 from mispair.training import checkpoint
-from mispair.training.checkpoint import Best, Checkpoint, Cursor, find, load_newest, resume, save
+from mispair.training.checkpoint import Best, Checkpoint, Cursor, find, resume, save
 from mispair.training.monitor import Health
 from refusals import refused
 
@@ -46,7 +46,7 @@ def state(number: int, step: int | None = None) -> Checkpoint:
 def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     saved = state(7)
     path = save(tmp_path / "new/folder", saved)
-    loaded = load_newest(tmp_path / "new/folder")
+    loaded = resume(tmp_path / "new/folder")
     assert loaded is not None
     for field in fields(Checkpoint):
         if field.name not in ("networks", "method", "epoch_pairs", "report", "random_state"):
@@ -64,15 +64,15 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
 
 
 def test_nothing_is_found_in_an_empty_or_missing_folder(tmp_path: Path) -> None:
-    assert load_newest(tmp_path) is None
-    assert load_newest(tmp_path / "missing") is None
+    assert resume(tmp_path) is None
+    assert resume(tmp_path / "missing") is None
 
 
 def test_two_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     paths = [save(tmp_path, state(step)) for step in (1, 9, 10, 100, 1000)]
     assert find(tmp_path) == [paths[4], paths[3]]
     assert sorted(tmp_path.iterdir()) == sorted(paths[3:])
-    loaded = load_newest(tmp_path)
+    loaded = resume(tmp_path)
     assert loaded is not None
     assert loaded.cursor.step == 1000
 
@@ -108,7 +108,7 @@ def test_a_damaged_newest_falls_back_with_a_warning(tmp_path: Path, damage: str)
         content[len(content) // 2] ^= 1
     newest.write_bytes(content[: {"empty": 0, "truncated": -1, "flipped": None}[damage]])
     with pytest.warns(UserWarning, match=f"{newest.name} is damaged"):
-        loaded = load_newest(tmp_path)
+        loaded = resume(tmp_path)
     assert loaded is not None
     assert loaded.cursor.step == 1
 
@@ -116,14 +116,14 @@ def test_a_damaged_newest_falls_back_with_a_warning(tmp_path: Path, damage: str)
 def test_only_damaged_ones_are_none(tmp_path: Path) -> None:
     save(tmp_path, state(1)).write_bytes(b"")
     with pytest.warns(UserWarning, match="damaged"):
-        assert load_newest(tmp_path) is None
+        assert resume(tmp_path) is None
 
 
 def test_a_good_one_gives_no_warning(tmp_path: Path) -> None:
     save(tmp_path, state(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert load_newest(tmp_path) is not None
+        assert resume(tmp_path) is not None
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         save(tmp_path, state(step))
     assert all((tmp_path / name).read_bytes() == b"not ours" for name in others)
     assert not (tmp_path / left_behind).exists()
-    loaded = load_newest(tmp_path)
+    loaded = resume(tmp_path)
     assert loaded is not None
     assert loaded.cursor.step == 3
 
@@ -144,7 +144,7 @@ def test_of_two_with_the_same_step_the_later_one_is_newest(tmp_path: Path) -> No
     """The trainer saves after the last step of an epoch and again after its validation: same step, other state."""
     for number in range(8):
         save(tmp_path, state(number, step=5))
-        loaded = load_newest(tmp_path)
+        loaded = resume(tmp_path)
         assert loaded is not None
         assert loaded.cursor.epoch == number
 
@@ -181,7 +181,7 @@ def test_pickled_code_does_not_run(tmp_path: Path) -> None:
     target = tmp_path / "trace"
     write(tmp_path, saved_bytes({"weights": Attack(target)}))
     with refused(DamagedError, where=find(tmp_path)[0]):
-        load_newest(tmp_path)
+        resume(tmp_path)
     assert not target.exists()
 
 
@@ -189,14 +189,14 @@ def test_pickled_code_does_not_run(tmp_path: Path) -> None:
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     write(tmp_path, content)
     with refused(DamagedError, where=find(tmp_path)[0]):
-        load_newest(tmp_path)
+        resume(tmp_path)
 
 
 @pytest.mark.parametrize("old", [{"cursor": {"step": 1}, "method": {}}, {"format": 1}, [1, 2]])
 def test_a_checkpoint_of_another_version_is_refused_with_a_sentence(tmp_path: Path, old: object) -> None:
     write(tmp_path, saved_bytes(old))
     with refused(DamagedError, where=find(tmp_path)[0]):
-        load_newest(tmp_path)
+        resume(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_another_version_is_refused_with_a_sentence(tmp_path: Pa
 def test_a_checkpoint_with_other_content_than_ours_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     write(tmp_path, saved_bytes({**state(3)._packed(), **change}))
     with refused(DamagedError, where=find(tmp_path)[0]):
-        load_newest(tmp_path)
+        resume(tmp_path)
 
 
 # ---------------------------------------------------------------- whole or absent
@@ -266,7 +266,7 @@ def test_a_failing_save_leaves_the_older_checkpoints(tmp_path: Path, monkeypatch
         with pytest.raises(DataError):
             save(tmp_path, state(3))
     assert find(tmp_path) == before
-    loaded = load_newest(tmp_path)
+    loaded = resume(tmp_path)
     assert loaded is not None
     assert loaded.cursor.step == 2
 

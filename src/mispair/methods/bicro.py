@@ -19,7 +19,7 @@ from mispair.compute.precision import full_precision
 from mispair.config import Config
 from mispair.functional.beta_mixture import fit_betas
 from mispair.functional.gaussian_mixture import FloatArray, min_max
-from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
+from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.epoch_view import EpochView
@@ -94,8 +94,7 @@ class BiCro(CoTeaching):
     def loss(self, net: int, inputs: BiCroInputs) -> StepResult:
         labels = self._labels(self.nets[1 - net], inputs)
         S = similarity(self.nets[net], inputs.batch)
-        margin = soft_margin(labels, self.config.margin, self.coteaching.margin_base)
-        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
+        loss = hard_loss(S, self.margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
         return StepResult(loss, S, {"label": labels.mean()})
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:

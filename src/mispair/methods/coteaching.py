@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from mispair.config import Config
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
+from mispair.functional.losses import soft_margin
 from mispair.methods.base import EpochPairs, Method
 from mispair.methods.epoch_metrics import Examples, MethodReport, selection, separation
 from mispair.methods.epoch_view import EpochView, epoch_view
@@ -88,6 +90,10 @@ class CoTeaching(Method):
         """Load a batch, and the same pairs without augmentation."""
         batch = self.loader.batch(pairs, augment, pad_shapes)
         return batch, batch if augment is None else self.loader.batch(pairs, None, pad_shapes)
+
+    def margin(self, labels: Tensor) -> Tensor:
+        """Margin of each pair by its label (Eq. 2)."""
+        return soft_margin(labels, self.config.margin, self.coteaching.margin_base)
 
     def noisy_started(self, epoch: int) -> bool:
         """Whether noisy pairs take part in main epoch `epoch`."""

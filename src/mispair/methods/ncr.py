@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mispair.compute.devices import send, uncached
-from mispair.functional.losses import adaptive_prediction, hard_loss, soft_margin
+from mispair.functional.losses import adaptive_prediction, hard_loss
 from mispair.methods.base import StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.models.inference import inference
@@ -44,8 +44,7 @@ class NCR(CoTeaching):
     def loss(self, net: int, inputs: NCRInputs) -> StepResult:
         labels = self.labels(net, inputs)
         S = similarity(self.nets[net], inputs.batch)
-        margin = soft_margin(labels, self.config.margin, self.coteaching.margin_base)
-        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
+        loss = hard_loss(S, self.margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
         return StepResult(loss, S, {"label": labels.mean()})
 
     def labels(self, net: int, inputs: NCRInputs) -> Tensor:

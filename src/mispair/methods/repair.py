@@ -18,7 +18,7 @@ from torch import Tensor
 from mispair.compute.devices import send
 from mispair.config import Config
 from mispair.errors import NonFiniteError
-from mispair.functional.losses import hard_loss, soft_margin
+from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
@@ -190,7 +190,7 @@ class Repair(CoTeaching):
 
     def loss(self, net: int, inputs: RepairInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
-        margin = self._margin(self.batch_labels(net, inputs))
+        margin = self.margin(self.batch_labels(net, inputs))
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         if not inputs.noisy:
             return StepResult(loss, S)
@@ -203,10 +203,7 @@ class Repair(CoTeaching):
 
     def _noisy_loss(self, net: int, pairs: NoisyBatch, negatives: Tensor) -> Tensor:
         S = compare(self.nets[net], pairs.left, pairs.right, without_gradient=pairs.from_bank)
-        return hard_loss(S, self._margin(pairs.labels), negatives, pairs.same)
-
-    def _margin(self, labels: Tensor) -> Tensor:
-        return soft_margin(labels, self.config.margin, self.coteaching.margin_base)
+        return hard_loss(S, self.margin(pairs.labels), negatives, pairs.same)
 
     def after_step(self, net: int, plan: StepPlan) -> None:
         self.steps[net] += 1

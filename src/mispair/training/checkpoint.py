@@ -137,12 +137,6 @@ def find(folder: Path) -> list[Path]:
     return sorted(found, reverse=True)
 
 
-def load_newest(folder: Path) -> Checkpoint | None:
-    """Load the newest intact checkpoint; None if missing."""
-    found = _newest(folder)
-    return None if found is None else found[1]
-
-
 def resume(folder: Path) -> Checkpoint | None:
     """Load the newest intact checkpoint, and delete files left behind by a killed `save`."""
     found = _newest(folder)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import register_random, settings
+from hypothesis import HealthCheck, register_random, settings
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: they run on the CPU, step by step
@@ -22,7 +22,9 @@ torch.set_num_threads(1)
 os.fsync = lambda fd: None  # noqa: ARG005
 
 # No deadline: cores are shared, and a test must not fail because it was slow. Few examples: six minutes for all.
-settings.register_profile("mispair", deadline=None, max_examples=20)
+settings.register_profile(
+    "mispair", deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 settings.load_profile("mispair")
 
 

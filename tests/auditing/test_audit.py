@@ -88,16 +88,11 @@ def test_audit_is_the_function_whatever_was_imported() -> None:
     assert mispair.Audit is Audit
 
 
-@pytest.mark.parametrize("kind", ["float64", "torch", "strided"])
-def test_arrays_of_any_kind_give_the_same(kind: str, plain: Audit, case: Case) -> None:
-    sides: list[Any] = [case.left, case.right]
-    change = {
-        "float64": lambda side: side.astype(np.float64),
-        "torch": lambda side: torch.from_numpy(side).clone().requires_grad_(),
-        "strided": lambda side: np.repeat(side, 2, axis=1)[:, ::2],
-    }[kind]
-    left, right = map(change, sides)
-    found = mispair.audit(left, right, ids=np.arange(ROWS), device="cpu")
+def test_arrays_of_any_kind_give_the_same(plain: Audit, case: Case) -> None:
+    strided, double = np.repeat(case.left, 2, axis=1)[:, ::2], case.left.astype(np.float64)
+    for side in (strided, double, torch.from_numpy(case.left).clone().requires_grad_()):
+        np.testing.assert_array_equal(from_memory(side, case.right).block(0, ROWS)[0], case.left)
+    found = mispair.audit(double, torch.from_numpy(case.right), ids=np.arange(ROWS), device="cpu")
     assert found.match_score.tobytes() == plain.match_score.tobytes()
     assert found.table["id"].to_pylist() == plain.table["id"].to_pylist() == [str(row) for row in range(ROWS)]
 
@@ -190,7 +185,7 @@ FAULTS = ("nan left", "inf right", "zero left", "zero right", "huge", "missing i
     captions=st.integers(1, 3),
     share=st.sampled_from([0.0, 0.4, 1.0]),
 )
-@settings(max_examples=8)
+@settings(max_examples=5)
 def test_rows_in_are_rows_out(planted: dict[int, str], widths: tuple[int, int], captions: int, share: float) -> None:
     case = make_case(90, share, widths=widths)
     left, right = case.left.astype(np.float64), case.right.astype(np.float64)
@@ -277,7 +272,7 @@ def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU
     return out / "unfinished"
 
 
-@pytest.mark.parametrize("damage", ["none", "part", "judge", "empty judge"])
+@pytest.mark.parametrize("damage", ["none", "part", "judge"])
 def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, damage: str) -> None:
     work = interrupt(folder, tmp_path)
     assert sorted(path.name for path in work.iterdir()) == [
@@ -288,8 +283,6 @@ def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, d
         part.write_bytes(part.read_bytes()[:-100])
     elif damage == "judge":
         judge.write_bytes(judge.read_bytes()[:-100])
-    elif damage == "empty judge":
-        judge.write_bytes(b"")
     again: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         measured = scan._measured

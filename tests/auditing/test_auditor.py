@@ -19,7 +19,7 @@ from mispair.support.formatting import percent
 from mispair.support.tensor_files import load_tensors, save_tensors
 from refusals import refused
 
-ROWS, FITTED = 600, 420
+ROWS, FITTED = 400, 280
 
 
 @pytest.fixture(scope="module")

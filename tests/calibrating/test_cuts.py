@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.calibrating.cuts import Cut, Ranked, at_rate
@@ -82,6 +82,7 @@ def test_a_purity_is_a_share(purity: float) -> None:
         ranked([1, 2]).cut(purity=purity)
 
 
+@settings(max_examples=6)
 @given(st.floats(0.05, 0.9), st.floats(0.05, 0.9))
 def test_probabilities_of_another_noise_rate(rate: float, other: float) -> None:
     """By Bayes' rule with the known densities of two normal distributions."""

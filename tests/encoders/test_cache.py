@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.cli.main import main
@@ -27,7 +27,6 @@ def items(*numbers: int) -> dict[bytes, Halves]:
     return {key_of(str(number).encode()): vector(number) for number in numbers}
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.lists(st.lists(st.integers(0, 30), max_size=5), max_size=5), st.lists(st.integers(0, 40), min_size=1))
 def test_what_was_added_is_found(
     tmp_path_factory: pytest.TempPathFactory, added: list[list[int]], wanted: list[int]

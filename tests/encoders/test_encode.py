@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -190,7 +190,7 @@ def test_one_per_cent_is_not_too_many() -> None:
     assert Outcome(1000, bad=11).too_many_bad
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.sampled_from(["0.png", "1.png", "gone", ""]), st.sampled_from(["", "a", "bb"])), min_size=1),
     st.integers(1, 5),

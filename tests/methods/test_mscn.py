@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import special, stats
 from sklearn.linear_model import LogisticRegression
@@ -324,7 +324,6 @@ def test_scores_of_pairs_equal_a_loop_in_any_chunks(monkeypatch: pytest.MonkeyPa
 
 
 @given(st.integers(0, 50), st.floats(0.3, 20), st.floats(-3, 3))
-@settings(max_examples=20)
 def test_scores_become_odds_whatever_the_warmup_left(seed: int, slope: float, shift: float) -> None:
     """The scores follow from true odds by some slope and shift; a known label is a soft one for scikit-learn, too."""
     rng = np.random.default_rng(seed)

@@ -103,7 +103,9 @@ def test_methods_that_use_the_truth_say_so(name: str, tmp_path: Path) -> None:
     pairs = add_noise(tiny_pairs(7), noise_ratio=0.4, seed=0)
     other = with_other_truth(pairs)
     model = "sgr" if name == "mscn" else "vse"
-    settings = training(name, model=model, epochs=1, noisy_start=0.0, meta_share=0.05)
+    settings = training(
+        name, model=model, epochs=2 if name == "mend" else 1, warmup_epochs=0, noisy_start=0.0, meta_share=0.05
+    )
     for given, folder in ((pairs, "one"), (other, "two")):
         trained(settings, given, tmp_path / folder, None)
     uses = METHODS[name].uses_truth

@@ -466,8 +466,7 @@ def test_the_bank_is_fed_with_hard_labels_too() -> None:
 # ---------------------------------------------------------------------- state
 
 
-@pytest.mark.parametrize("when", ["epoch", "batch"])
-@pytest.mark.parametrize("model", ["two-tower", "sgr"])
+@pytest.mark.parametrize(("model", "when"), [("two-tower", "batch"), ("sgr", "epoch")])
 def test_the_state_survives_a_checkpoint(model: str, when: str) -> None:
     pairs = vector_pairs(truth=True) if model == "two-tower" else image_text()
     settings: dict[str, Any] = {"model": model, "label_when": when, "noisy_start": 0.0, "eta": 1.0}
@@ -566,8 +565,7 @@ def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) 
     assert ends_well(pairs, **{"eta": 1.0, "noisy_start": 0.0, **settings})
 
 
-@pytest.mark.parametrize("noise", [0.0, 0.9])
-@pytest.mark.parametrize("model", ["vse", "sgr"])
+@pytest.mark.parametrize(("model", "noise"), [("vse", 0.0), ("sgr", 0.9)])
 def test_images_and_texts_without_and_with_much_noise(model: str, noise: float) -> None:
     pairs = add_noise(tiny_pairs(6), noise_ratio=noise, seed=0) if noise else tiny_pairs(6)
     # SGR may be stopped: of three clean pairs with one image all similarities are equal, which counts as a collapse.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -50,7 +50,6 @@ def assert_close(found: Tensor, expected: Tensor) -> None:
 
 
 @given(kind=kinds, lengths=ragged, regions=st.integers(8, 64), seed=st.integers(0, 99))
-@settings(max_examples=40)
 def test_pair_similarity_is_the_diagonal(kind: str, lengths: list[int], regions: int, seed: int) -> None:
     network = make(kind, SideSpec("regions", 7, regions), seed=seed)
     left, right = some_regions(len(lengths), regions, seed), encoded_sets(lengths, max(lengths), D, seed + 1)
@@ -58,7 +57,6 @@ def test_pair_similarity_is_the_diagonal(kind: str, lengths: list[int], regions:
 
 
 @given(kind=kinds, lengths=ragged, extra=st.integers(1, 9), seed=st.integers(0, 99))
-@settings(max_examples=40)
 def test_padding_beyond_the_longest_caption(kind: str, lengths: list[int], extra: int, seed: int) -> None:
     network = make(kind, SideSpec("regions", 7, 8), seed=seed)
     left = some_regions(len(lengths), 8, seed)
@@ -68,7 +66,6 @@ def test_padding_beyond_the_longest_caption(kind: str, lengths: list[int], extra
 
 
 @given(kind=kinds, lengths=ragged, seed=st.integers(0, 99))
-@settings(max_examples=40)
 def test_other_captions(kind: str, lengths: list[int], seed: int) -> None:
     """In evaluation mode: in training SAF's gate is normalised over all of them."""
     network, left = make(kind, SideSpec("regions", 7, 8), seed=seed), some_regions(3, 8, seed)

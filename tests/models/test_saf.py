@@ -65,7 +65,6 @@ def with_capacity(items: Encoded, capacity: int) -> Encoded:
 
 
 @given(lengths=ragged, regions=st.integers(8, 64), images=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=25)
 def test_similarity_equals_the_loop(lengths: list[int], regions: int, images: int, seed: int) -> None:
     network = make_saf(regions, seed)
     left, right = some_regions(images, regions, seed), encoded_sets(lengths, max(lengths), D, seed + 1)
@@ -131,7 +130,6 @@ def test_the_shared_parts_are_those_of_sgr() -> None:
 
 
 @given(lengths=ragged, spare=st.integers(0, 40), seed=st.integers(0, 99), training=st.booleans())
-@settings(max_examples=20)
 def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int, training: bool) -> None:
     network, left = make_saf(8, seed=seed, dropout=0.0).train(training), some_regions(3, 8, seed)
     lengths = [*lengths, 4]  # one pair alone has no batch statistics

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -94,7 +94,6 @@ def close(S: Tensor, expected: Tensor) -> bool:
 
 
 @given(kind=kinds, lengths=ragged, regions=st.integers(8, 64), images=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=60)
 def test_similarity_equals_the_loop(
     kind: tuple[str, str], lengths: list[int], regions: int, images: int, seed: int
 ) -> None:
@@ -184,7 +183,6 @@ def outcome(network: SCAN, left: Encoded, right: Encoded) -> dict[str, Tensor]:
 
 
 @given(kind=kinds, lengths=ragged, spare=st.integers(0, 40), seed=st.integers(0, 99))
-@settings(max_examples=40)
 def test_room_to_spare_changes_nothing(kind: tuple[str, str], lengths: list[int], spare: int, seed: int) -> None:
     network, left = make_scan(*kind), some_regions(len(lengths), 8, seed)
     tight = encoded_sets(lengths, max(lengths), D, seed + 1)

@@ -59,7 +59,6 @@ ragged = st.lists(st.one_of(st.sampled_from([1, 2, 3]), st.integers(1, 60), st.j
 
 
 @given(lengths=ragged, regions=st.integers(8, 64), images=st.integers(1, 4), seed=st.integers(0, 99))
-@settings(max_examples=25)
 def test_similarity_equals_the_loop(lengths: list[int], regions: int, images: int, seed: int) -> None:
     network = make_sgr(regions, seed)
     left, right = some_regions(images, regions, seed), encoded_sets(lengths, max(lengths), D, seed + 1)

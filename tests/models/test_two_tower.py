@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import ConflictError
@@ -12,7 +12,6 @@ from small_data import shake, small_config
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 6), st.integers(2, 6))
-@settings(max_examples=20)
 def test_any_two_widths(left: int, right: int, l: int, r: int) -> None:  # noqa: E741 - counts of the two sides
     network = TwoTower(SideSpec("vectors", left), SideSpec("vectors", right), small_config())
     shake(network)

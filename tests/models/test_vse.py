@@ -56,7 +56,6 @@ def padded(lengths: list[int], size: int = 3, extra: int = 0, seed: int = 0) -> 
 
 
 @given(lengths=ragged, extra=st.integers(0, 3), seed=st.integers(0, 99))
-@settings(max_examples=20)
 def test_gpo_equals_the_loop(lengths: list[int], extra: int, seed: int) -> None:
     gpo, x = make_gpo(seed), padded(lengths, extra=extra, seed=seed)
     expected = plain_pool(gpo, x, lengths)
@@ -77,7 +76,6 @@ def test_all_gradients_of_gpo_equal_the_loop() -> None:
 
 
 @given(lengths=ragged, seed=st.integers(0, 99))
-@settings(max_examples=20)
 def test_gpo_with_equal_scores_is_the_mean(lengths: list[int], seed: int) -> None:
     gpo, x = make_gpo(seed), padded(lengths, seed=seed)
     nn.init.zeros_(gpo.score.weight)
@@ -87,7 +85,6 @@ def test_gpo_with_equal_scores_is_the_mean(lengths: list[int], seed: int) -> Non
 
 
 @given(lengths=ragged, seed=st.integers(0, 99))
-@settings(max_examples=20)
 def test_gpo_with_all_weight_on_the_first_place_is_the_maximum(lengths: list[int], seed: int) -> None:
     gpo, x = make_gpo(seed), padded(lengths, extra=2, seed=seed) - 5  # all below zero: padding must not win
     with pytest.MonkeyPatch.context() as patch:
@@ -100,7 +97,6 @@ def test_gpo_with_all_weight_on_the_first_place_is_the_maximum(lengths: list[int
 
 
 @given(lengths=ragged, extra=st.integers(0, 4))
-@settings(max_examples=20)
 def test_weights_sum_to_one_and_depend_on_the_length_alone(lengths: list[int], extra: int) -> None:
     gpo, width = make_gpo(), max(lengths) + extra
     weights = gpo.weights(torch.tensor(lengths), width)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.pairs.batches import Augmentation, Items, PairLoader, SideLoader, corrupt, pad_tokens, prefetch
@@ -241,7 +241,6 @@ def test_a_crossed_batch_has_items_of_different_pairs() -> None:
 
 
 @given(st.integers(0, 12), st.integers(1, 5))
-@settings(max_examples=20)
 def test_prefetch_is_map(count: int, depth: int) -> None:
     assert list(prefetch(range(count), lambda job: job * job, depth)) == [job * job for job in range(count)]
     assert not [thread for thread in threading.enumerate() if "work" in thread.name]

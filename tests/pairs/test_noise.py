@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, NotFoundError, ShapeError
@@ -92,20 +92,17 @@ def protocol_of_decl(n_images: int, ratio: float, seed: int) -> IntArray:
     return inx
 
 
-@settings(deadline=None)
 @given(images, per_image, ratios, seeds)
 def test_caption_noise_equals_the_peers_protocol(n: int, im_div: int, ratio: float, seed: int) -> None:
     noisy = caption_noise(np.arange(n * im_div) // im_div, ratio, seed)
     np.testing.assert_array_equal(noisy, protocol_of_ncr(n * im_div, im_div, ratio, seed))
 
 
-@settings(deadline=None)
 @given(images, ratios, seeds)
 def test_image_noise_equals_the_peers_protocol(n: int, ratio: float, seed: int) -> None:
     np.testing.assert_array_equal(image_noise(n, ratio, seed), protocol_of_decl(n, ratio, seed))
 
 
-@settings(deadline=None)
 @given(images, per_image, ratios, seeds)
 def test_caption_noise_only_moves_images_around(n: int, im_div: int, ratio: float, seed: int) -> None:
     link = np.arange(n * im_div) // im_div
@@ -117,7 +114,6 @@ def test_caption_noise_only_moves_images_around(n: int, im_div: int, ratio: floa
     assert np.count_nonzero(noisy != link) <= int(ratio * len(link))
 
 
-@settings(deadline=None)
 @given(images, ratios, seeds)
 def test_the_selected_count_is_the_truncated_product(n: int, ratio: float, seed: int) -> None:
     # With every left row different, only chance fixed points can lower the count below what was selected.
@@ -130,7 +126,6 @@ def test_the_selected_count_is_the_truncated_product(n: int, ratio: float, seed:
     assert moved == int(ratio * n) - fixed
 
 
-@settings(deadline=None)
 @given(n=images, im_div=per_image, ratio=ratios, seed=seeds)
 def test_a_saved_index_is_read_back_equal(
     tmp_path_factory: pytest.TempPathFactory, n: int, im_div: int, ratio: float, seed: int
@@ -204,7 +199,6 @@ def test_image_noise_moves_all_captions_of_an_image_together() -> None:
     assert (link[:, 0] != np.arange(20)).any()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), ratios, seeds)
 def test_image_noise_moves_all_rows_of_an_image_together(rows: list[int], ratio: float, seed: int) -> None:
     groups = np.array(rows)
@@ -272,7 +266,6 @@ def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
         save_noise(tmp_path / "file" / "noise.npy", np.arange(3))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(2, 40), st.integers(1, 12), st.integers(0, 99))
 def test_nearest_equals_plain_loops(n: int, k: int, seed: int) -> None:
     vectors = clouds(n, seed=seed)
@@ -309,7 +302,6 @@ def test_of_many_rows_those_of_one_part_are_compared(monkeypatch: pytest.MonkeyP
     assert np.mean(alike) > 2.5  # all but those beside a cut
 
 
-@settings(deadline=None, max_examples=60)
 @given(images, per_image, ratios, seeds, st.booleans())
 def test_near_noise_exchanges_neighbours(n: int, im_div: int, ratio: float, seed: int, regions: bool) -> None:
     features = clouds(3 * n).reshape(n, 3, 8) if regions else clouds(n)
@@ -327,7 +319,6 @@ def test_near_noise_exchanges_neighbours(n: int, im_div: int, ratio: float, seed
     assert (exchanges % 2 == 0).all()  # a got b as often as b got a
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(30, 60), per_image, st.floats(0, 0.6), seeds)
 def test_near_noise_meets_its_share_within_one_exchange(n: int, im_div: int, ratio: float, seed: int) -> None:
     link = np.arange(n * im_div) // im_div
@@ -360,7 +351,6 @@ def test_copies_of_an_item_never_exchange() -> None:
     assert all(is_near(cosines, photo[row], photo[noisy[row]]) for row in np.flatnonzero(noisy != link))
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 150), per_image, ratios, seeds)
 def test_group_noise_lets_whole_groups_change_place(n: int, im_div: int, ratio: float, seed: int) -> None:
     groups = neighbour_groups(clouds(n, seed=seed % 7))
@@ -396,7 +386,6 @@ def test_given_groups_of_other_sizes_exchange_what_they_can() -> None:
     np.testing.assert_array_equal(group_noise(np.arange(5), groups[:5], 1.0, 0), [3, 4, 2, 0, 1])
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 4))
 def test_neighbour_groups_are_even_in_number_and_cut_along_the_first_direction(n: int, copies: int) -> None:
     along = np.random.RandomState(n).permutation(n).astype(np.float64)

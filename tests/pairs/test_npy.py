@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -140,7 +140,6 @@ def test_a_missing_file_and_a_folder_are_sentences(tmp_path: Path) -> None:
         open_array(tmp_path)
 
 
-@settings(deadline=None)
 @given(
     hnp.arrays(
         st.sampled_from([np.float16, np.float32, np.float64]),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from faulty_server import FAULTS, Server, serve
@@ -31,7 +31,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @given(faults=st.lists(st.sampled_from(FAULTS[:-1]), max_size=5))
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15)
 def test_faults_change_no_byte(server: Server, faults: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     server.faults = list(faults)
     path = fetch(server.url, tmp_path_factory.mktemp("cache"))

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import ChangedError, DataError, NotFoundError, ShapeError
@@ -66,7 +66,6 @@ def cut(array: npt.NDArray[Any], cuts: Sequence[int]) -> list[npt.NDArray[Any]]:
 
 
 @given(data=st.data(), n=st.integers(1, 25), dtypes=st.tuples(st.sampled_from(DTYPES), st.sampled_from(DTYPES)))
-@settings(max_examples=40)
 def test_blocks_and_rows_do_not_depend_on_the_cuts(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, n: int, dtypes: tuple[Any, Any]
 ) -> None:
@@ -243,7 +242,6 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6
 
 
 @given(ids=st.lists(texts, min_size=1, max_size=8), kind=st.sampled_from(["csv", "tsv", "parquet"]))
-@settings(max_examples=40)
 def test_any_ids_come_back(tmp_path_factory: pytest.TempPathFactory, ids: list[str], kind: str) -> None:
     folder = tmp_path_factory.mktemp("ids")
     np.save(folder / "a.npy", numbers(len(ids), 2))

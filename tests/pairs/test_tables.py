@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
@@ -58,7 +58,6 @@ def test_the_table_of_flickr30k_is_read(tmp_path: Path) -> None:
     separator=st.sampled_from(tables.SEPARATORS),
     data=st.data(),
 )
-@settings(max_examples=60)
 def test_text_is_read_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory,
     rows: list[tuple[str, str]],
@@ -79,7 +78,6 @@ def test_text_is_read_as_it_was_written(
 
 
 @given(sizes=st.lists(st.integers(0, 7), min_size=1, max_size=3), group=st.integers(1, 4), data=st.data())
-@settings(max_examples=40)
 def test_parquet_cells_come_from_any_part(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], group: int, data: st.DataObject
 ) -> None:
@@ -105,7 +103,6 @@ def write_parts(folder: Path, contents: list[dict[str, Any]]) -> list[Path]:
 
 
 @given(st.lists(st.lists(st.one_of(st.none(), cells), max_size=5), min_size=2, max_size=6), st.data())
-@settings(max_examples=20)
 def test_many_parquet_files_are_one_table(
     tmp_path_factory: pytest.TempPathFactory, parts: list[list[str | None]], data: st.DataObject
 ) -> None:

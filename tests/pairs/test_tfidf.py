@@ -1,7 +1,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
@@ -84,7 +84,6 @@ def test_small_corpora() -> None:
 @given(
     st.lists(st.lists(st.sampled_from("abcdef"), max_size=5).map(" ".join), min_size=1, max_size=8), st.integers(1, 9)
 )
-@settings(max_examples=40)
 def test_any_texts_have_vectors_of_at_most_unit_length(texts: list[str], width: int) -> None:
     vectors = word_vectors(texts, width)
     assert len(vectors) == len(texts)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import DamagedError, NotFoundError
@@ -28,7 +28,6 @@ def nltk_tokens(caption: str) -> list[str]:
     return list(word_tokenize(lower) if tokenizer_name() == "word_tokenize" else NLTKWordTokenizer().tokenize(lower))
 
 
-@settings(deadline=None)
 @given(captions | st.lists(plain_words).map(" ".join) | st.lists(plain_words).map("".join) | st.text(max_size=20))
 def test_the_short_cut_of_the_tokeniser_never_differs_from_nltk(caption: str) -> None:
     assert tokenize(caption) == nltk_tokens(caption)
@@ -93,7 +92,6 @@ def test_an_empty_caption_is_start_and_end() -> None:
     assert offsets.tolist() == [0, 2]
 
 
-@settings(deadline=None)
 @given(st.lists(captions, max_size=8))
 def test_ragged_encode_holds_each_text(texts: list[str]) -> None:
     vocabulary = Vocabulary.build(texts, threshold=2)
@@ -110,7 +108,6 @@ def test_ragged_encode_holds_each_text(texts: list[str]) -> None:
         assert own[1:-1] == known
 
 
-@settings(deadline=None)
 @given(words=st.lists(st.text(max_size=8), unique=True, max_size=20))
 def test_save_and_load_give_the_same_words(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
     path = tmp_path_factory.mktemp("words") / "vocab.json"

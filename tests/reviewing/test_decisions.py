@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import DamagedError, DataError, InvalidValueError
@@ -80,7 +80,6 @@ actions = st.lists(
 
 
 @given(actions=actions)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_the_last_decision_that_was_not_undone_counts(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, list[str] | None]]
 ) -> None:

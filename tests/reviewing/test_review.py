@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from audited import write_audit
@@ -56,7 +56,6 @@ filters = st.builds(
 
 
 @given(wanted=filters)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_filter_lets_through_what_it_says(tmp_path_factory: pytest.TempPathFactory, wanted: Filter) -> None:
     table = PairTable(write_audit(tmp_path_factory.mktemp("audit")))
     pairs = table.read(range(60))

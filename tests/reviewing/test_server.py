@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
@@ -322,7 +322,6 @@ values = st.text(max_size=30) | st.from_regex(r"\A[0-9]{0,25}\.?[0-9]{1,25}(e-[0
 
 
 @given(query=st.dictionaries(st.sampled_from([*Address.__dataclass_fields__, "x"]), values))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_address_gives_a_page(page: TestClient, query: dict[str, str]) -> None:
     assert page.get("/", params=query).status_code == 200
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -291,7 +291,6 @@ def everywhere(text: str, image: str = DOT) -> Page:
     )
 
 
-@settings(max_examples=60)
 @example(" ")
 @given(st.text(st.characters(), max_size=40))
 def test_any_text_anywhere(text: str) -> None:

@@ -74,7 +74,6 @@ vectors = arrays.arrays(np.float32, (6, 3), elements=odd_numbers)
 
 
 @given(vectors, vectors)
-@settings(max_examples=60)
 def test_faults_by_a_loop(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> None:
     found = faults(torch.from_numpy(left), torch.from_numpy(right))
     for code, one, other in zip(found, left.tolist(), right.tolist(), strict=True):

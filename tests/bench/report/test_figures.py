@@ -452,7 +452,7 @@ def test_any_values_draw(values: tuple[Any, ...]) -> None:
     check(figure)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.lists(st.floats(-1e12, 1e12), min_size=1, max_size=30), min_size=1, max_size=3))
 def test_any_validation_is_plotted(seeds: list[list[float]]) -> None:
     content = {("REPAIR", None, seed): {"validation": epochs(*rsums)} for seed, rsums in enumerate(seeds)}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.bench.report.exports import CSV_HEADS, LATEX, MARKDOWN, csv_rows, results_csv
@@ -144,7 +144,6 @@ def test_a_row_is_the_mean_over_the_seeds() -> None:
     assert all(len(row) == len(table.heads) for row in table.rows)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.floats(1, 100)] * 6), min_size=1, max_size=5))
 def test_means_and_sd_are_numpys(recalls: list[tuple[float, ...]]) -> None:
     tests = [{"network": dict(zip(COLUMNS, (*row, sum(row)), strict=True))} for row in recalls]
@@ -200,7 +199,6 @@ def test_tables_for_every_noise_ratio() -> None:
 # ---------------------------------------------------------------------- pairs of rows
 
 
-@settings(max_examples=40)
 @given(
     st.lists(st.tuples(*[st.none() | st.tuples(*[st.floats(0, 600)] * 3)] * 2), min_size=1, max_size=6),
 )

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mispair
@@ -124,7 +124,6 @@ def check_same(source: Source, keep: npt.NDArray[np.bool_], copy: Source) -> Non
     dtype=st.sampled_from([np.float16, np.float32]),
     data=st.data(),
 )
-@settings(max_examples=40)
 def test_a_filtered_clip_folder_holds_the_kept_rows(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
@@ -268,7 +267,6 @@ def check_precomp(source: Source, keep: npt.NDArray[np.bool_], out: Path) -> Non
     form=st.sampled_from(["txt", "tsv", "repeated"]),
     data=st.data(),
 )
-@settings(max_examples=50)
 def test_a_filtered_precomp_folder_loads_with_the_kept_captions(
     tmp_path_factory: pytest.TempPathFactory, n: int, per_image: int, form: str, data: st.DataObject
 ) -> None:

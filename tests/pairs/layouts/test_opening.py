@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import (
@@ -118,7 +118,6 @@ def test_ids_are_unique(folder: Path) -> None:
     assert open_raw(path).ids() == ["1", "1#1", "1#1#1", "b.jpg#1", "b.jpg#2"]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(
     st.lists(
         st.tuples(

@@ -22,8 +22,9 @@ import numpy.typing as npt
 
 from mispair.config import Config, NoiseKind
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError, ShapeError
-from mispair.pairs.npy import check_finite, chunks, open_array, write_array
-from mispair.pairs.pairs import Pairs, Tokens, Vectors
+from mispair.pairs.layouts.arrays import item_vectors
+from mispair.pairs.npy import check_finite, open_array, write_array
+from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.support.arrays import FloatArray, IntArray
 
 NEIGHBOURS = 10  # nearest left items that `near` exchanges with
@@ -345,9 +346,7 @@ def _generator(noise_ratio: float, seed: int) -> np.random.RandomState:
 
 def _pool(features: FloatArray) -> npt.NDArray[np.float32]:
     """One vector per item (N, D): the mean of its regions if it has any."""
-    pooled = np.empty((len(features), features.shape[-1]), dtype=np.float32)
-    for start, chunk in chunks(features):
-        pooled[start : start + len(chunk)] = chunk.mean(axis=1, dtype=np.float32) if chunk.ndim == 3 else chunk
+    pooled = item_vectors(Regions(features) if features.ndim == 3 else Vectors(features)).astype(np.float32, copy=False)
     check_finite(pooled, "The left features")
     return pooled
 

@@ -374,7 +374,7 @@ def test_names_with_more_dots_in_a_tar_are_told(folder: Path) -> None:
     )
 
 
-def test_a_tar_that_was_cut(folder: Path) -> None:
+def test_a_tar_that_was_cut_or_damaged(folder: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name in ("0.jpg", "0.txt", f"{'long' * 60}.jpg"):
@@ -384,5 +384,8 @@ def test_a_tar_that_was_cut(folder: Path) -> None:
     pairs = open_raw(write(folder / "a.tar", buffer.getvalue()))
     assert pairs.image_texts() == ["0", "long" * 60]
     assert pairs.read_image(1) == b"y" * 2000
-    with refused(DamagedError, folder / "a.tar"):
-        open_raw(write(folder / "a.tar", buffer.getvalue()[:3000]))
+    flipped = bytearray(buffer.getvalue())
+    flipped[2560] ^= 1  # in the name of the second member, which its checksum covers
+    for damaged in (buffer.getvalue()[:3000], bytes(flipped)):
+        with refused(DamagedError, folder / "a.tar"):
+            open_raw(write(folder / "a.tar", damaged))

@@ -9,7 +9,8 @@ interval is 1.5 points or less. The annotator errs at random, as often as it is 
 --http makes the second table: the annotator answers over HTTP, as a local server with time-outs, lost answers, 429, 503
 and nonsense; each run has a limit of money, and is a process that is killed once and started again. The runs are small:
 1,200 of the audited pairs, others each time, and an interval of 3 points. --jobs runs several at a time. Each run is a
-line of http.jsonl in the folder, so that the same command resumes.
+line of http.jsonl in the folder, so that the same command resumes. --repeats makes the same runs without a server, so
+that hundreds of them say how often the interval holds; 2 % of the answers are nonsense.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ HTTP_ERRORS = 0.05, 0.15, 0.3
 HTTP_PAIRS, HTTP_PRECISION = 1200, 0.03
 HTTP_CALLS = 250, 500  # that a run may make, at least and at most
 OVERDRAWN = 1e-6
+NONSENSE = 0.02  # share of the answers
 TIMEOUT = 0.5  # seconds that the process waits for an answer
 
 
@@ -160,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault < 0.053:
             time.sleep(2 * TIMEOUT)
         says_wrong = bool(model.mismatched[pair]) != bool(model.errs[pair])
-        said = "I am a language model." if fault > 0.98 else "No." if says_wrong else "Yes."
+        said = "I am a language model." if fault > 1 - NONSENSE else "No." if says_wrong else "Yes."
         content = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(content)))
@@ -182,6 +184,37 @@ def served(model: Model) -> Any:
             yield f"http://127.0.0.1:{server.server_port}/v1"
         finally:
             server.shutdown()
+
+
+def small_run(odds: FloatArray, mismatched: FloatArray, error: float, seed: int) -> dict[str, float]:
+    """A run as over HTTP, without a server."""
+    rng = np.random.default_rng([seed, round(100 * error)])
+    rows = rng.choice(len(odds), min(HTTP_PAIRS, len(odds)), replace=False)
+    odds, mismatched = odds[rows], mismatched[rows]
+    draw = Draw(probability(odds), int(rng.integers(1 << 31)))
+    answers = answers_of(mismatched, (error, error), rng)
+    answers[rng.random(len(answers)) < NONSENSE] = np.nan
+    answers = answers[draw.order][: int(rng.integers(*HTTP_CALLS))]
+    found, alone = (decide(draw, mismatched, given, HTTP_PRECISION) for given in (answers, NO_ANSWERS))
+    first, first_alone = (draw.estimate(mismatched[draw.order[:FIRST]], given) for given in (answers, NO_ANSWERS))
+    assert first is not None
+    assert first_alone is not None
+    return {
+        "decided": found.decisions,
+        "alone": alone.decisions,
+        "holds": holds(found, mismatched),
+        "alone holds": holds(alone, mismatched),
+        "holds at 100 decisions": holds(first, mismatched),
+        "alone holds at 100": holds(first_alone, mismatched),
+    }
+
+
+def print_means(runs: Sequence[dict[str, float]]) -> None:
+    """The mean of each number, for each error of the annotator and for all."""
+    for error in (*HTTP_ERRORS, None):
+        some = [one for one in runs if error in (None, one["error"])]
+        mean = {what: round(float(np.mean([one[what] for one in some])), 4) for what in some[0]}
+        print(f"{'all' if error is None else error}, {len(some)} runs: {json.dumps(mean)}")
 
 
 def write_table(folder: Path, odds: FloatArray) -> Path:
@@ -261,6 +294,7 @@ def main(
     reviewers: int = 35,
     noise_ratios: tuple[float, ...] = (0.05, 0.2, 0.4),
     http: int = 0,
+    repeats: int = 0,
     jobs: int = 1,
 ) -> None:
     """Print a row of a table for each noise ratio.
@@ -272,15 +306,20 @@ def main(
         reviewers: Of each audit.
         noise_ratios: Fractions of mismatched pairs.
         http: Runs over HTTP for each error of 5, 15 and 30 %, instead, on parts of the audits in turns.
+        repeats: The same number of runs without a server, instead.
         jobs: Runs over HTTP at a time.
     """
     audits = {ratio: [scored(data, out / f"{ratio}_{seed}", ratio, seed) for seed in seeds] for ratio in noise_ratios}
+    groups = [one for group in audits.values() for one in group]
+    if repeats:
+        cases = [(number, error) for number in range(repeats) for error in HTTP_ERRORS]
+        print_means([{"error": at, **small_run(*groups[one % len(groups)], at, one)} for one, at in cases])
+        return
     if not http:
         print(f"| noise | people alone | {' | '.join(ERRORS)} |\n|{'---|' * (len(ERRORS) + 2)}")
         for ratio, group in audits.items():
             print(f"| {100 * ratio:.0f} % | {' | '.join(simulate(group, reviewers))} |", flush=True)
         return
-    groups = [one for group in audits.values() for one in group]
     file, lock = out / "http.jsonl", threading.Lock()
     lines = file.read_text().splitlines() if file.exists() else []
     made = {(one["error"], one["number"]): one for one in map(json.loads, lines)}
@@ -296,10 +335,7 @@ def main(
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda one: trial(*one), [(error, number) for number in range(http) for error in HTTP_ERRORS]))
-    for error in (*HTTP_ERRORS, None):
-        runs = [one for one in made.values() if error in (None, one["error"])]
-        mean = {what: round(float(np.mean([one[what] for one in runs])), 4) for what in runs[0]}
-        print(f"{'all' if error is None else error}, {len(runs)} runs: {json.dumps(mean)}")
+    print_means(list(made.values()))
 
 
 if __name__ == "__main__":

@@ -186,12 +186,12 @@ def export(
     """
     from mispair.reviewing.reviewed import export as export_set
 
-    done = export_set(out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device)
+    counts = export_set(out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device)
     if json:
-        print_json({"folder": str(done.folder), **done.counts})
+        print_json({"folder": str(to), **counts})
     else:
-        say(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(done.counts.items()))}.")
-        if mend and done.counts.get("dropped") and not done.counts.get("re-paired"):
+        say(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(counts.items()))}.")
+        if mend and counts.get("dropped") and not counts.get("re-paired"):
             say(f"No better partner reaches the probability that --mend needs; decide with: mispair review {out}")
     return 0
 

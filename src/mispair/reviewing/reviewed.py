@@ -201,14 +201,6 @@ def first_rows(ids: Sequence[str]) -> dict[str, int]:
     return {name: row for row, name in reversed(list(enumerate(ids)))}
 
 
-@dataclass(frozen=True)
-class Exported:
-    """The result of an export."""
-
-    folder: Path  # where the data set is
-    counts: Mapping[str, int]  # pairs that were kept, dropped, re-paired and rewritten, and that repeat another one
-
-
 def export(
     audit: Path,
     to: Path,
@@ -218,8 +210,8 @@ def export(
     overwrite: bool = False,
     images: Path | None = None,
     device: str = "auto",
-) -> Exported:
-    """Write the audited data set with the decisions, and a manifest of all pairs.
+) -> Mapping[str, int]:
+    """Write the audited data set with the decisions, and a manifest; returns how many pairs have each action.
 
     A finished export of the same audit and decisions is kept, unless `overwrite` is given. `policy` and `mend`
     are those of `Reviewed.plan`; `images` is the folder of the images, if they have been moved since the audit.
@@ -228,11 +220,11 @@ def export(
     request: dict[str, Json] = {**found.request, "policy": policy, "mend": mend}
     if not overwrite and is_copied(to, request):  # by a run that was killed before it could say so, or long ago
         with (to / MANIFEST).open(encoding="utf-8", newline="") as file:
-            return Exported(to, Counter(row["action"] for row in csv.DictReader(file)))
+            return Counter(row["action"] for row in csv.DictReader(file))
     source = found.open(device)
     edits, manifest = found.plan(source, policy=policy, mend=mend)
     write_copy(source, edits, to, overwrite, request=request, also=lambda folder: _write_manifest(manifest, folder))
-    return Exported(to, Counter(row["action"] for row in manifest))
+    return Counter(row["action"] for row in manifest)
 
 
 def _write_manifest(manifest: Manifest, folder: Path) -> None:

@@ -108,7 +108,8 @@ class Trial:
             return audit, _decide_all(review, decide, images, Filter(flagged=False), "drop")
 
     def exported(self, audit: Path) -> Path:
-        return export(audit, self.folder / "export", device="cpu").folder
+        export(audit, self.folder / "export", device="cpu")
+        return self.folder / "export"
 
     def train(self, source: Path) -> float:
         """Test rSum of `mispair train SOURCE --seed SEED`."""

@@ -31,7 +31,7 @@ from mispair.reviewing.decisions import FILE, Decisions
 from mispair.reviewing.transfer import read_decisions
 from mispair.support.owned_folder import check_unchanged
 from mispair.support.tensor_files import load_tensors
-from mispair.training.checkpoint import load_newest
+from mispair.training.checkpoint import resume
 from mispair.training.events import StepEvent
 from mispair.training.run_folder import Run, read_environment, read_events, read_examples, read_result
 
@@ -102,5 +102,5 @@ def test_pipes_among_what_may_be_missing_are_passed_over(tmp_path: Path) -> None
     os.mkfifo(tmp_path / f"step-000000001-{'0' * 16}.pt")
     assert read_result(tmp_path) is None
     assert read_record(tmp_path) is None
-    assert load_newest(tmp_path) is None
+    assert resume(tmp_path) is None
     assert EncodingCache(tmp_path, "encoder", 2).find(b"") == -1

@@ -195,7 +195,7 @@ def test_regions_on_both_sides() -> None:
 
 def test_the_last_state_is_kept_without_validation(tmp_path: Path) -> None:
     matcher = mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
-    state = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    state = checkpoint.resume(tmp_path / "run/checkpoints")
     assert state is not None
     for name, value in matcher.networks[0].state_dict().items():
         assert torch.equal(value, state.networks[0][name]), name
@@ -344,7 +344,7 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
         assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
     # The weights are those of one finite step, although more steps were computed before the metrics were read.
     trained(settings, tiny_pairs(16), tmp_path / "one", (0, 0, 1))
-    one = checkpoint.load_newest(tmp_path / "one/checkpoints")
+    one = checkpoint.resume(tmp_path / "one/checkpoints")
     assert one is not None
     for name, value in trainer.nets[0].named_parameters():
         assert torch.equal(value, one.networks[0][name]), name
@@ -389,7 +389,7 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
     kept = checkpoint.find(tmp_path / "run/checkpoints")
     assert str(kept[0]) in str(stop.value)
     healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]
-    state = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    state = checkpoint.resume(tmp_path / "run/checkpoints")
     assert state is not None
     assert state.cursor.step < trainer.cursor.step
     assert healthy[-1] < 0.002 * max(healthy)
@@ -428,7 +428,7 @@ def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> No
     (out / "best.safetensors").write_bytes(best)
     train()
     (out / "result.json").unlink()
-    state = checkpoint.load_newest(out / "checkpoints")
+    state = checkpoint.resume(out / "checkpoints")
     assert state is not None
     changes: list[dict[str, Any]] = [
         {"networks": [{}]},

@@ -13,6 +13,7 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,9 +34,7 @@ from faulty_server import Handler, Proxy, running
 from layouts import write_tar
 from mispair import Auditor
 from mispair.auditing.audit import Settings, audit_source
-from mispair.auditing.scoring.shared_items import find_shared_items
 from mispair.cli.output import print_json
-from mispair.compute.devices import pick_device
 from mispair.errors import DataError
 from mispair.pairs.layouts.arrays import open_arrays
 from mispair.support.arrays import FloatArray
@@ -48,12 +47,12 @@ SIZE = 224  # pixels of a side of a photo
 COMPARED = 100_000  # scores that are compared with the auditor's
 
 
-class Counter(Proxy):
+class CountingProxy(Proxy):
     """A proxy that counts the bytes of answers; every `every`-th request fails, but none waits."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
-        self.read = 0
+        self.read = Counter[str]()  # by the first folder of the path
 
     def fault(self) -> str:
         found = super().fault()
@@ -61,7 +60,8 @@ class Counter(Proxy):
 
     def answer(self, request: Handler) -> Any:
         found = super().answer(request)
-        self.read += len(found[2]) * (request.command == "GET")
+        if request.command == "GET":
+            self.read[request.path.split("/")[2].partition("?")[0]] += len(found[2])
         return found
 
 
@@ -71,26 +71,16 @@ class Place:
 
     store: S3Store
     address: str
-    proxies: list[Counter]  # of both machines, and of the driver
+    proxies: list[CountingProxy]  # of both machines, and of the driver
 
     def command(self, *given: str) -> dict[str, Any]:
         """Run a command of mispair on the cluster; say its time, its peak memory and what each machine has read."""
-        before, failed = [proxy.read for proxy in self.proxies], sum(proxy.injected for proxy in self.proxies)
+        before, failed = [proxy.read.copy() for proxy in self.proxies], sum(proxy.injected for proxy in self.proxies)
         environment = os.environ | {"AWS_ENDPOINT_URL": self.proxies[2].url}
-        line = [
-            sys.executable,
-            "-m",
-            "mispair",
-            *given,
-            "--engine",
-            "ray",
-            "--address",
-            self.address,
-            "--device",
-            "cpu",
-        ]
+        where = ["--engine", "ray", "--address", self.address, "--device", "cpu"]
         since = time.monotonic()
-        with Popen([*line, "--device", "cpu", "--json"], env=environment, stdout=PIPE) as process:
+        line = [sys.executable, "-m", "mispair", *given, *where, "--json"]
+        with Popen(line, env=environment, stdout=PIPE) as process:
             assert process.stdout is not None
             process.stdout.read()
             _, status, used = os.wait4(process.pid, 0)
@@ -100,7 +90,10 @@ class Place:
         return {
             "seconds": round(time.monotonic() - since, 1),
             "driver_peak_mb": round(used.ru_maxrss / 1e3),
-            "read_mb": [round((proxy.read - old) / 1e6, 1) for proxy, old in zip(self.proxies, before, strict=True)],
+            "read_mb": [
+                {name: round(count / 1e6, 1) for name, count in (proxy.read - old).items()}
+                for proxy, old in zip(self.proxies, before, strict=True)
+            ],
             "failed_requests": sum(proxy.injected for proxy in self.proxies) - failed,
         }
 
@@ -119,7 +112,7 @@ def two_machines() -> Iterator[Place]:
     with ExitStack() as stack:
         patches = stack.enter_context(pytest.MonkeyPatch.context())
         store = stack.enter_context(s3_store(patches))
-        proxies = [stack.enter_context(running(Counter(store.proxy.port))) for _ in range(3)]
+        proxies = [stack.enter_context(running(CountingProxy(store.proxy.port))) for _ in range(3)]
         node: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 1 << 28}
         urls = [{"AWS_ENDPOINT_URL": proxy.url} for proxy in proxies]
         cluster = Cluster(initialize_head=True, head_node_args={**node, "env_vars": urls[0]})
@@ -146,30 +139,27 @@ def vectors(place: Place, pairs: int, width: int, folder: Path, local: bool) -> 
     (folder / "auditor.safetensors").write_bytes(place.store.read(f"audit-{pairs}/auditor.safetensors"))
     some = np.sort(rng.permutation(pairs)[:COMPARED])
     same = Auditor.load(folder / "auditor.safetensors", "cpu").score(left[some], right[some])
-    items = find_shared_items(
-        open_arrays(folder / "left.npy", folder / "right.npy"), workers=1, device=pick_device("cpu")
-    )
-    sides = (("left_item", items.left), ("right_item", items.right))
     return {
         "pairs": pairs,
         **found,
         "data_mb": round((left.nbytes + right.nbytes) / 1e6, 1),
         "compared_with_the_auditor": len(some),
         "equal_to_the_auditor": int((score[some] == same).sum()),
-        "near_duplicates_locally": [len(side.rows) for side in items.near_duplicates],
-        "pairs_with_the_same_items_as_locally": [int((table[name].to_numpy() == side).sum()) for name, side in sides],
         "flagged": int((score < 0.5).sum()),
-        **(_beside_local(folder, score) if local else {}),
+        **(_beside_local(folder, score, table) if local else {}),
     }
 
 
-def _beside_local(folder: Path, score: FloatArray) -> dict[str, Any]:
+def _beside_local(folder: Path, score: FloatArray, table: pyarrow.Table) -> dict[str, Any]:
     """Audit the same vectors by the local engine."""
     since = time.monotonic()
     found = audit_source(open_arrays(folder / "left.npy", folder / "right.npy"), Settings(device="cpu"))
     difference = np.abs(score - found.match_score)
+    sides = (("left_item", found.items.left), ("right_item", found.items.right))
     return {
         "local_seconds": round(time.monotonic() - since, 1),
+        "near_duplicates_locally": [len(side.rows) for side in found.items.near_duplicates],
+        "pairs_with_the_same_items": [int((table[name].to_numpy() == side).sum()) for name, side in sides],
         "flagged_locally": int(found.is_mismatch.sum()),
         "flagged_by_both": int(((score < 0.5) & found.is_mismatch).sum()),
         "mean_difference": float(difference.mean()),

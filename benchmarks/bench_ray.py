@@ -61,7 +61,8 @@ class CountingProxy(Proxy):
     def answer(self, request: Handler) -> Any:
         found = super().answer(request)
         if request.command == "GET":
-            self.read[request.path.split("/")[2].partition("?")[0]] += len(found[2])
+            _, _, *folder = request.path.partition("?")[0].split("/")  # of the bucket; a list has none
+            self.read[folder[0] if folder else "lists"] += len(found[2])
         return found
 
 

@@ -271,11 +271,17 @@ def test_the_best_are_kept(done: tuple[AuditInput, Path, AuditSummary], tmp_path
     assert (np.diff(ray_workers.STEPS) > 0).all()
 
 
-def test_another_audit_is_replaced_only_if_asked(done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path) -> None:
+def test_another_audit_is_replaced_only_if_asked(
+    done: tuple[AuditInput, Path, AuditSummary], case: Case, tmp_path: Path
+) -> None:
     out = shutil.copytree(done[1], tmp_path / "out")
     with refused(ChangedError, str(out)):
         audit_path(done[0], out, replace(CPU, flag_below=0.4), cluster=StandIn())
     assert audit_path(done[0], out, replace(CPU, flag_below=0.4), overwrite=True, cluster=StandIn()).flag_below == 0.4
+    checked = replace(CPU, checked={f"p{row}": not case.mismatched[row] for row in range(0, 80, 2)})
+    audit_path(done[0], out, checked, overwrite=True, cluster=StandIn())  # workers know the auditor before
+    auditor = mispair.Auditor.load(out / "auditor.safetensors", "cpu")
+    assert table(out)["match_score"][81:200] == auditor.score(case.left, case.right)[81:200].tolist()
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a.txt").write_text("1")
     with refused(ExistsError, str(tmp_path / "full")):

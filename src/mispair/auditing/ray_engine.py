@@ -233,10 +233,7 @@ class _Run:
 
     def _widths(self) -> list[list[int]]:
         """Read the widths of the views and the columns from the first readable block; check `by`."""
-        by, problem = (
-            self.job.settings.by,
-            DataError("no pairs can be read", where=(self.job.raw or self.job.data).places[0]),
-        )
+        by, problem = self.job.settings.by, self._nothing()
         for number in range(len(self.job.blocks)):
             try:
                 with self.job.open(number) as rows:
@@ -251,6 +248,9 @@ class _Run:
                 problem = error
         raise problem
 
+    def _nothing(self) -> DataError:
+        return DataError("no pairs can be read", where=(self.job.raw or self.job.data).places[0])
+
     def _sample(self) -> Sample:
         """Draw pairs to learn from; add the checked pairs."""
         if SAMPLED not in self.job.store.files():
@@ -261,7 +261,7 @@ class _Run:
             if lost := sorted(set(checked) - set(found["id"].tolist() if found else ())):
                 raise NotFoundError(f"no pair has the id {lost[0]!r}", where="checked", expected="ids of the data")
             if not found or not found["good"].any():
-                raise DataError("no pairs can be read", where=(self.job.raw or self.job.data).places[0])
+                raise self._nothing()
             file, good = io.BytesIO(), found["good"]
             columns = {field.name: found[field.name][good] for field in fields(Sample)}
             texts = {name: values.astype(np.str_) for name, values in columns.items() if values.dtype == object}

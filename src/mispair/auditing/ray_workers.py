@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -97,6 +98,7 @@ class Job:
     known: Known | None = None  # once the auditor is fitted
     raw: AuditInput | None = None  # the images and captions that `data` was encoded from
     raw_blocks: tuple[Block, ...] = ()  # of these
+    run: str = field(default_factory=lambda: uuid.uuid4().hex)  # workers may serve several audits in one folder
 
     @property
     def rows(self) -> int:
@@ -119,11 +121,11 @@ class Job:
 
     def auditor(self, device: str = "cpu") -> Auditor:
         """Return the fitted auditor, read once a process."""
-        return _auditor(self.work, device)
+        return _auditor(self.work, device, self.run)
 
     def items(self) -> pyarrow.Table:
         """Return the rows with shared items, read once a process."""
-        return _items(self.work)
+        return _items(self.work, self.run)
 
     def scores(self, number: int, columns: list[str] | None = None) -> pyarrow.Table:
         """Return what was measured of a block."""
@@ -501,12 +503,12 @@ def _ids(source: Source, places: IntArray, rows: IntArray) -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def _items(work: str) -> pyarrow.Table:
+def _items(work: str, _: str) -> pyarrow.Table:
     return Store(work).table(ITEMS)
 
 
 @lru_cache(maxsize=2)
-def _auditor(work: str, device: str) -> Auditor:
+def _auditor(work: str, device: str, _: str) -> Auditor:
     with TemporaryDirectory() as folder:
         Store(work).get(LEARNED, Path(folder, LEARNED))
         auditor = Auditor.load(Path(folder, LEARNED), device)

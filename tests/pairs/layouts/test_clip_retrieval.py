@@ -83,6 +83,16 @@ def test_rows_of_one_image_stay_in_one_split_and_share_a_group(tmp_path: Path) -
     assert train.right_groups.tolist()[:4] == [0, 0, 0, 3]
 
 
+def test_rows_of_one_group_may_have_no_paths(tmp_path: Path) -> None:
+    write_vectors(tmp_path, [20])
+    np.save(tmp_path / "img_emb/img_emb_0.npy", np.arange(20)[:, None] // 4 * np.ones(2, np.float32))
+    (tmp_path / "metadata").mkdir()
+    rows = "".join(f"{row // 4}\n" for row in range(20))
+    (tmp_path / "metadata/metadata_0.csv").write_text(f"group\n{rows}")
+    train = opening.load(tmp_path)
+    assert (values(train.left), train.link.tolist()) == ([0, 1, 2, 3], [row // 4 for row in range(16)])
+
+
 def test_rows_without_a_path_are_images_of_their_own(tmp_path: Path) -> None:
     write_vectors(tmp_path, [10], [""] * 10)
     assert [len(opening.load(tmp_path, split)) for split in ("train", "dev", "test")] == [8, 1, 1]

@@ -157,7 +157,7 @@ def load(
     names: Sequence[str] = source.image_texts(rows) if source.has_images else ()
     if len(images) < len(rows) and _repeated(left, groups):  # one left item an image, as in the SCAN layout
         left, link = left[images], np.searchsorted(images, groups)
-        groups, names = np.arange(len(images)), [names[row] for row in images]
+        groups, names = np.arange(len(images)), [names[row] for row in images] if names else ()
     return Pairs(
         Vectors(left),
         Vectors(right),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import zipfile
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mispair.errors import DataError
-from mispair.pairs.origin import Projection, data_name, note_source
+from mispair.errors import DamagedError, DataError, NotFoundError
+from mispair.pairs.origin import Projection, check_as_encoded, data_name, note_source
+from mispair.support.files import sha256_of
+from refusals import refused
 
 
 def archive(path: Path, mean: bytes) -> Path:
@@ -76,3 +79,18 @@ def test_features_are_called_by_what_they_were_made_from(tmp_path: Path) -> None
     for damaged in (b"{", b"[]", b'{"source": 3}', b'{"source": ""}'):
         (folder / ".made_from.json").write_bytes(damaged)
         assert data_name(folder) == "features"
+
+
+def test_encoded_files_are_as_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "a.npy").write_bytes(b"a")
+    check_as_encoded(tmp_path)  # a folder without a mark
+    mark = {"request": {}, "finished": True, "files": {"a.npy": sha256_of(tmp_path / "a.npy")}}
+    (tmp_path / "encode.json").write_text(json.dumps(mark))
+    check_as_encoded(tmp_path)
+    (tmp_path / "a.npy").write_bytes(b"bc")
+    with refused(DamagedError, tmp_path / "a.npy"):
+        check_as_encoded(tmp_path)
+    for name in ("gone.npy", "no\0name"):
+        (tmp_path / "encode.json").write_text(json.dumps({**mark, "files": {name: ""}}))
+        with refused(NotFoundError, tmp_path / name):
+            check_as_encoded(tmp_path)

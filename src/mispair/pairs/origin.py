@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import DataError, NotFoundError
 from mispair.pairs.npy import read_array
 from mispair.support.files import read_json, regular, replacing, write_atomically
 from mispair.support.formatting import plain
@@ -118,10 +118,13 @@ def check_as_encoded(folder: Path) -> None:
     """Raise if files of `mispair encode` have changed; other folders pass."""
     mark = read_mark(folder, _ENCODED)
     names = () if mark is None else tuple(mark.files)
-    found = [path.stat() if (path := folder / name).exists() else None for name in names]
-    _check(folder, names, tuple(state and (state.st_size, state.st_mtime_ns) for state in found))
+    for name in names:
+        if not (folder / name).exists():
+            raise NotFoundError("no such file", where=folder / name, advice="Copy it again, or encode again.")
+    states = [(folder / name).stat() for name in names]
+    _check(folder, names, tuple((state.st_size, state.st_mtime_ns) for state in states))
 
 
 @lru_cache(maxsize=100)  # the splits of a data set are read one after the other
-def _check(folder: Path, names: tuple[str, ...], _versions: tuple[tuple[int, int] | None, ...]) -> None:
+def _check(folder: Path, names: tuple[str, ...], _versions: tuple[tuple[int, int], ...]) -> None:
     check_unchanged(folder, _ENCODED, names)

@@ -109,7 +109,7 @@ def by_hand(
     return rate / len(q), surprise, slope, factor
 
 
-@settings(max_examples=5)
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(61, 90), annotated=st.booleans(), data=st.data())
 def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, annotated: bool, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)

@@ -14,8 +14,6 @@ import mispair
 from mispair.encoders import encoders
 from mispair.encoders.encoders import (
     GridEncoder,
-    ShapesImages,
-    TransformersImages,
     image_encoder,
     load_image,
     text_encoder,
@@ -167,7 +165,7 @@ def test_efficientnet_lite() -> None:
     # The classifier of the whole network, on top of our vectors, must say what the whole network says.
     network = package.EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(weights, weights_only=True))
-    pixels = torch.stack([(torch.from_numpy(item.copy()).permute(2, 0, 1).float() - 127) / 128 for item in prepared])
+    pixels = torch.stack([(item.permute(2, 0, 1).float() - 127) / 128 for item in prepared])
     with torch.no_grad():
         expected = network.eval()(pixels)
         found = network._fc(torch.from_numpy(vectors))
@@ -248,7 +246,6 @@ def test_vision_networks_of_transformers_have_a_map(tmp_path: Path, kind: str) -
         transformers.ConvNextImageProcessor(size={"shortest_edge": 64}).save_pretrained(tmp_path)
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
     encoder = image_encoder(f"transformers:{tmp_path}", "cpu")
-    assert isinstance(encoder, TransformersImages)
     items = [encoder.prepare(Image.new("RGB", (40, 30), (9 * place, 50, 7))) for place in range(2)]
     assert encoder.maps(items).shape[1] == encoder.width == 16
     np.testing.assert_allclose(encoder.encode(items), encoder.maps(items).mean(dim=(2, 3)), atol=1e-5)
@@ -292,7 +289,7 @@ def test_the_encoders_of_the_built_in_data_give_its_own_features(tmp_path: Path)
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)
     windows = np.asarray(pairs.left.features)
-    images, texts = ShapesImages(), text_encoder("shapes")
+    images, texts = image_encoder("shapes"), text_encoder("shapes")
     prepared = [images.prepare(load_image(folder / "images" / f"{name}.png")) for name in pairs.left_ids]
     found = images.encode(prepared)
     assert found.shape == (3, images.width)

@@ -103,4 +103,4 @@ def test_pipes_among_what_may_be_missing_are_passed_over(tmp_path: Path) -> None
     assert read_result(tmp_path) is None
     assert read_record(tmp_path) is None
     assert resume(tmp_path) is None
-    assert EncodingCache(tmp_path, "encoder", 2).find(b"") == -1
+    assert EncodingCache(tmp_path, "encoder", 2).find(b"") == 0

@@ -1,7 +1,7 @@
 """Cache encodings by content: no item is encoded twice, even in another file, data set or output.
 
+    CACHE/efficientnet-lite0-1280/NAME.keys.npy   hashes of n items, written first
     CACHE/efficientnet-lite0-1280/NAME.npy        float16 (n, width)
-    CACHE/efficientnet-lite0-1280/NAME.keys.npy   hashes of the n items, written last
 
 NAME holds a hash of the vectors; items of files with another hash are encoded again. Files are never changed. Each
 process adds files of its own. You may delete the folder when no process runs.
@@ -9,31 +9,28 @@ process adds files of its own. You may delete the folder when no process runs.
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import os
 import tempfile
 import threading
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import platformdirs
 
 from mispair.errors import DataError, WriteError
-from mispair.pairs.npy import Header, chunks, open_array, read_array, read_header
-from mispair.pairs.shards import File, SideRows
+from mispair.pairs.npy import chunks, open_array, read_array, read_header
+from mispair.pairs.shards import ArrayRows, File, MovedRows, SideRows
 from mispair.support.arrays import IntArray
-from mispair.support.files import is_dead, regular, replacing, unreadable, writer
+from mispair.support.files import regular, replacing
 from mispair.support.formatting import slug
 
 Halves = npt.NDArray[np.float16]
 Key = bytes
 KEY = "S16"
-_MISSING = -1
 FETCHED = "fetched"  # folder inside the cache, for copies of files at URLs
 
 
@@ -63,88 +60,71 @@ def key_of(content: bytes) -> Key:
 
 
 class EncodingCache:
-    """Vectors of one encoder, named by its identity."""
+    """Vectors of one encoder, named by its identity; number 0 is the zero vector of missing items."""
 
     def __init__(self, folder: Path, encoder: str, width: int) -> None:
         name = f"{slug(encoder.partition(' ')[0])[:60]}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
         self._folder, self._width = folder / name, width
-        self._files: list[File] = []
-        self._starts: list[int] = []  # number of the first vector of each file
-        self._whole: dict[int, bool] = {}  # of the files read so far
-        self._looking = threading.Lock()
-        self._count = 0
+        found = [one for path in sorted(self._folder.glob("*.keys.npy")) if (one := self._open(path))]
+        self._vectors = SideRows.of([ArrayRows(np.zeros((1, width), np.float16)), *(file for file, _ in found)])
+        known = np.concatenate([np.empty(0, KEY), *(keys for _, keys in found)])
+        self._order = np.argsort(known, kind="stable") + 1
+        self._sorted = known[self._order - 1]
         self._new: dict[Key, int] = {}  # added by this process
-        self._delete_leftovers()
-        known = np.concatenate([np.empty(0, KEY), *map(self._open, sorted(self._folder.glob("*.keys.npy")))])
-        self._order = np.argsort(known, kind="stable")
-        self._sorted = known[self._order]
+        self._undamaged: dict[int, bool] = {}  # by file
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._vectors)
 
-    def _delete_leftovers(self) -> None:
-        """Delete vectors of processes that were killed before they wrote the keys."""
-        for path in list(self._folder.glob("*-*.npy")):
-            if not path.with_name(f"{path.stem}.keys.npy").exists() and is_dead(path.stem.rpartition("-")[2]):
-                path.unlink(missing_ok=True)
-
-    def _open(self, path: Path) -> npt.NDArray[Any]:
-        """Open a file and return its keys; none if a file is damaged."""
+    def _open(self, path: Path) -> tuple[File, npt.NDArray[Any]] | None:
+        """Open a file of vectors and read their keys; None if a file is damaged."""
         vectors = path.with_name(path.name.replace(".keys.npy", ".npy"))
         try:
             header = read_header(vectors, ndim=2, kind="vector")
             with regular(path).open("rb") as file:
                 keys = read_array(file, path)
         except (DataError, OSError):
-            return np.empty(0, KEY)
-        if keys.dtype != KEY or header.shape != (*keys.shape, self._width):
-            return np.empty(0, KEY)
-        self._append(vectors, header)
-        return keys
-
-    def _append(self, vectors: Path, header: Header) -> None:
-        self._files.append(File(vectors, header))
-        self._starts.append(self._count)
-        self._count += header.shape[0]
+            return None
+        fits = keys.dtype == KEY and header.shape == (*keys.shape, self._width)
+        return (File(vectors, header), keys) if fits else None
 
     def find(self, key: Key) -> int:
-        """Return the number of the vector of an item, or -1; several threads may call this."""
-        place = self._new.get(key, _MISSING)
-        if place >= 0 or not len(self._sorted):
-            return place
-        wanted = np.array(key, KEY)
-        first, last = (int(np.searchsorted(self._sorted, wanted, side)) for side in ("left", "right"))
-        return next((int(number) for number in self._order[first:last] if self._is_whole(int(number))), _MISSING)
+        """Return the number of the vector of an item, or 0; several threads may call this."""
+        if key in self._new:
+            return self._new[key]
+        first, last = (int(np.searchsorted(self._sorted, np.array(key, KEY), side)) for side in ("left", "right"))
+        return next((int(number) for number in self._order[first:last] if self._is_undamaged(int(number))), 0)
 
-    def _is_whole(self, number: int) -> bool:
+    def _is_undamaged(self, number: int) -> bool:
         """Whether the file of a vector is undamaged; each file is read once."""
-        place = bisect.bisect_right(self._starts, number) - 1
-        with self._looking:
-            if place not in self._whole:
-                path = self._files[place].path
+        place = int(np.searchsorted(self._vectors.starts, number, side="right")) - 1
+        with self._lock:
+            if place not in self._undamaged:
+                path = cast(File, self._vectors.shards[place]).path
                 try:
                     digest = _digest(open_array(path, ndim=2, kind="vector"))
-                    self._whole[place] = path.stem.split("-")[1:2] == [digest]
+                    self._undamaged[place] = path.stem.endswith(f"-{digest}")
                 except DataError:
-                    self._whole[place] = False
-            return self._whole[place]
+                    self._undamaged[place] = False
+            return self._undamaged[place]
 
     def add(self, vectors: dict[Key, Halves]) -> None:
         """Store vectors, whole or not at all."""
         if not vectors:
             return
         values = np.stack(list(vectors.values()))
-        name = f"{uuid.uuid4().hex}-{_digest(values)}-{writer()}"
-        path = self._folder / f"{name}.npy"
-        for place, array in ((path, values), (self._folder / f"{name}.keys.npy", np.array(list(vectors), KEY))):
+        path = self._folder / f"{uuid.uuid4().hex}-{_digest(values)}.npy"
+        for place, array in ((path.with_suffix(".keys.npy"), np.array(list(vectors), KEY)), (path, values)):
             with replacing(place) as file:
                 np.save(file, array, allow_pickle=False)
-        self._new |= {key: self._count + place for place, key in enumerate(vectors)}
-        self._append(path, read_header(path, ndim=2, kind="vector"))
+        self._new |= {key: len(self) + place for place, key in enumerate(vectors)}
+        added = File(path, read_header(path, ndim=2, kind="vector"))
+        self._vectors = SideRows.of([*self._vectors.shards, added])
 
-    def rows(self, numbers: IntArray) -> CachedRows:
-        """Return the vectors with these numbers as a shard (n, width); zeros for -1."""
-        return CachedRows(SideRows.of(self._files) if self._files else None, numbers, self._width)
+    def rows(self, numbers: IntArray) -> MovedRows:
+        """Return the vectors with these numbers as a shard (n, width)."""
+        return MovedRows(self._vectors, numbers)
 
 
 def _digest(vectors: npt.NDArray[Any]) -> str:
@@ -152,27 +132,3 @@ def _digest(vectors: npt.NDArray[Any]) -> str:
     for _, chunk in chunks(vectors):
         digest.update(np.ascontiguousarray(chunk).data)
     return digest.hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class CachedRows:
-    """Vectors of the cache, one a row."""
-
-    vectors: SideRows | None
-    numbers: IntArray
-    width: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return len(self.numbers), self.width
-
-    def read(self, rows: slice | IntArray) -> Halves:
-        numbers = self.numbers[rows]
-        found = np.zeros((len(numbers), self.width), dtype=np.float16)
-        there = numbers >= 0
-        if self.vectors is not None and there.any():
-            try:
-                found[there] = self.vectors.gather(numbers[there], np.float16)
-            except OSError as error:
-                raise unreadable(error.filename, error, advice="Run the same command again.") from None
-        return found

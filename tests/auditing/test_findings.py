@@ -9,9 +9,10 @@ from PIL import Image
 
 import mispair
 from audit_cases import Case, make_case
-from mispair.auditing.audit import Audit
+from mispair.auditing.audit import Audit, language_notes
 from mispair.auditing.findings import REASONS
 from mispair.auditing.scoring.partners import Partners
+from mispair.auditing.scoring.reasons import caption_reasons
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, READABLE
 from mispair.errors import DataError
 from mispair.functional.metrics import auroc
@@ -200,3 +201,18 @@ def test_the_clean_copy_holds_what_is_not_flagged_and_readable(audit: Audit, cas
 def test_a_status_of_the_table_comes_before_those_of_the_vectors(audit: Audit) -> None:
     assert audit.scan.status[[8, 9]].tolist() == [BAD_IN_TABLE, BAD_IN_TABLE]
     assert audit.status(np.array([9, 0, 8])) == ["missing id", "ok", "duplicate id"]
+
+
+@pytest.mark.parametrize(("count", "flagged", "noted"), [(40, 12, True), (40, 3, False), (10, 9, False)])
+def test_a_note_says_that_captions_in_another_language_are_flagged_more_often(
+    count: int, flagged: int, noted: bool
+) -> None:
+    texts = ["Ein Hund und eine Frau sind auf der Wiese."] * count + ["A dog and a woman are in the grass."] * 360
+    seen = caption_reasons(np.arange(len(texts)), lambda rows: [texts[row] for row in rows])
+    low = np.zeros(len(texts), dtype=np.bool_)
+    low[:flagged] = low[count : count + 18] = True  # 18 of 360 are 5 %
+    notes = language_notes(seen, low)
+    assert len(notes) == noted
+    if noted:
+        assert "40 captions" in notes[0]
+        assert "30% of these pairs are flagged, and 5% of the others" in notes[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -24,7 +25,7 @@ from mispair.auditing.report.page import Reported, make_page, render
 from mispair.auditing.scoring.exchanges import search_exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners
-from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons, wordless
+from mispair.auditing.scoring.reasons import KINDS, LANGUAGE, Bits, caption_reasons, image_reasons, wordless
 from mispair.auditing.scoring.scan import READABLE, Scan, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
@@ -56,6 +57,7 @@ LOADED_WORKERS = 2  # on a GPU, where nothing is left to read
 WORST = 10  # pairs that a notebook shows
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
+FEW_CAPTIONS = 20  # in another language; no note on fewer
 ITEMS = "items.npz"
 COMMON_SPACE = (
     "Both sides have the same width, and pairs have higher cosines than shuffled pairs. The encoders seem to share a "
@@ -279,7 +281,13 @@ def audit_source(
         show.end()
     readable = measured.status == READABLE
     space = [COMMON_SPACE] if judge.joint and not (settings.joint or source.joint) else []
-    notes = (*source.notes, *space, *notes_on(judge, int(readable.sum()), len(flagged)), *shared_notes(items, readable))
+    notes = (
+        *source.notes,
+        *space,
+        *notes_on(judge, int(readable.sum()), len(flagged)),
+        *language_notes(seen, match < below),
+        *shared_notes(items, readable),
+    )
     return Audit(
         source=source,
         auditor=auditor,
@@ -449,6 +457,21 @@ def notes_on(judge: Judge, readable: int, flagged: int) -> list[str]:
             f"Only the {MAX_SUGGESTED:,} lowest match scores of {flagged:,} flagged pairs have suggested partners."
         )
     return notes
+
+
+def language_notes(seen: Bits, flagged: npt.NDArray[np.bool_]) -> list[str]:
+    """Return a warning if captions in another language than most are flagged more often, by two standard errors."""
+    other = seen >> KINDS.index(LANGUAGE) & 1 == 1
+    if other.sum() < FEW_CAPTIONS or other.all():
+        return []
+    share, usual = float(flagged[other].mean()), float(flagged[~other].mean())
+    if share - usual <= 2 * math.sqrt(usual * (1 - usual) / other.sum()):
+        return []
+    return [
+        f"{other.sum():,} captions are in another language than most: {share:.0%} of these pairs are flagged, and "
+        f"{usual:.0%} of the others. An encoder that does not read a language flags its captions wrongly. With images "
+        "and captions, `encoder=multilingual` reads 16 languages; else audit each language by itself."
+    ]
 
 
 def shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[str]:

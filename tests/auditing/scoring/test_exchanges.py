@@ -20,6 +20,7 @@ from mispair.auditing.scoring import exchanges
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.exchanges import (
     Couples,
+    cells,
     learn_exchanges,
     lost_by_exchange,
     lowered,
@@ -69,6 +70,24 @@ def test_what_couples_lose_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch) ->
             s = (own.compared_left(x) @ own.compared_right(y).T).double().numpy()
             expected.append(s[i, i] + s[j, j] - s[i, j] - s[j, i])
         assert found[place] == pytest.approx(np.mean(expected), abs=1e-5)
+
+
+def test_many_items_are_compared_with_those_of_near_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    centres = unit(20, 32, 0)
+    x = normalize(centres[np.arange(2000) % 20] + unit(2000, 32, 1), dim=1)
+    groups = np.arange(2000) // 2
+    every = nearest(x, groups)
+    monkeypatch.setattr(exchanges, "PER_CELL", 50)
+    monkeypatch.setattr(exchanges, "CELLS_SEARCHED", 12)
+    parts = [own for own, _ in cells(x)]
+    assert sorted(torch.cat(parts).tolist()) == list(range(2000))
+    assert all(set(own.tolist()) <= set(among.tolist()) for own, among in cells(x))
+    found = nearest(x, groups)
+    assert every is not None
+    assert found is not None
+    assert not (groups[found] == groups[:, None]).any()
+    shared = [len(set(a) & set(b)) for a, b in zip(every.tolist(), found.tolist(), strict=True)]
+    assert 0.9 < np.mean(shared) / every.shape[1] < 1
 
 
 @given(st.integers(0, 10_000))

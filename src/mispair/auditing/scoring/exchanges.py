@@ -25,6 +25,7 @@ all others (trials).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -58,6 +59,8 @@ SCALE = 0.2  # of t; larger ones count hardly more
 MOST_ROWS = 8  # pairs with the same item; more may be a placeholder
 DIRECTIONS = 256  # main directions of the items in which the nearest ones are searched
 AT_ONCE = 256  # items at a time
+# Of many items on a CPU, each is compared with those of the nearest cells alone.
+PER_CELL, CELLS_SEARCHED, SEEN_PER_CELL, MOVES = 256, 64, 32, 6
 COUPLES = 512  # couples measured at a time, so that their items stay in the processor's cache
 WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
@@ -81,6 +84,7 @@ FIRST_ODDS = 0.03  # of an exchange, before any is estimated
 FAR = 25.0  # largest log odds of a couple
 DAMPING = 0.5  # share of the last messages that is kept, so that they settle in graphs with circles
 UNCHANGED = 1e-9  # change of the messages below which they stay as they are
+LEVELS = 1024  # of t, each with one mean, when slopes are learned
 
 
 def lowered(score: FloatArray, chance: npt.NDArray[np.floating]) -> FloatArray:
@@ -138,7 +142,7 @@ class Matchings:
             new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in zip(self._ends, parts, strict=True)]
             last = self._free
             self._free = [DAMPING * old + (1 - DAMPING) * now for old, now in zip(last, new, strict=True)]
-            if np.allclose(last, self._free, rtol=0, atol=UNCHANGED):
+            if max(np.abs(old - now).max(initial=0) for old, now in zip(last, self._free, strict=True)) < UNCHANGED:
                 break
         total, both = self._sums(weight)[1], weight * self._free[0] * self._free[1]
         self.single, self.chosen = 1 / (1 + total), both / (1 + both)
@@ -370,17 +374,43 @@ def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couple
 
 def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
     """(n, CLOSE_BY) places of the nearest items of other groups, of n items (n, D); None if there are too few."""
-    if len(np.unique(groups)) <= CLOSE_BY or np.bincount(groups - groups.min()).max() > len(groups) - CLOSE_BY:
+    n, most_alike = len(x), np.bincount(groups - groups.min()).max()
+    if len(np.unique(groups)) <= CLOSE_BY or most_alike > n - CLOSE_BY:
         return None
     directions = eigh(moments(x))[1][:, -DIRECTIONS:].to(x)
     items, own = normalize(x @ directions, dim=1), torch.from_numpy(groups).to(x.device)
+    everything, near = torch.arange(n, device=x.device), np.empty((n, CLOSE_BY), dtype=np.int64)
 
-    def search(start: int) -> IntArray:
-        here = slice(start, start + AT_ONCE)
-        alike = (items[here] @ items.T).masked_fill_(own[here, None] == own, -torch.inf)
-        return np.asarray(largest(alike, CLOSE_BY)[1].cpu().numpy())
+    def search(rows: Tensor, among: Tensor) -> None:
+        others, of_others = (items, own) if among is everything else (items[among], own[among])
+        for part in torch.split(rows, AT_ONCE):
+            alike = (items[part] @ others.T).masked_fill_(own[part, None] == of_others, -torch.inf)
+            near[part.cpu()] = among[largest(alike, CLOSE_BY)[1]].cpu()
 
-    return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE))))
+    few = n <= CELLS_SEARCHED * PER_CELL or most_alike > PER_CELL
+    if few or x.device.type != "cpu":
+        parallel_each(lambda rows: search(rows, everything), torch.split(everything, AT_ONCE))
+    else:
+        parallel_each(lambda cell: search(*cell), cells(items))
+    return near
+
+
+def cells(items: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the places of the items (n, D) of each cell, and those of the nearest cells, itself among them.
+
+    Cells are found by k-means among unit vectors.
+    """
+    count, generator = len(items) // PER_CELL, torch.Generator().manual_seed(0)
+    seen = items[torch.randperm(len(items), generator=generator)[: SEEN_PER_CELL * count]]
+    centres = seen[:count]
+    for _ in range(MOVES):
+        cell = (seen @ centres.T).argmax(dim=1)
+        centres = normalize(torch.zeros_like(centres).index_add_(0, cell, seen), dim=1)
+    cell = torch.cat([(part @ centres.T).argmax(dim=1) for part in torch.split(items, 1 << 14)])
+    members = torch.split(cell.argsort(stable=True), cell.bincount(minlength=count).tolist())
+    for own, near in zip(members, (centres @ centres.T).topk(CELLS_SEARCHED).indices.tolist(), strict=True):
+        if len(own):
+            yield own, torch.cat([members[number] for number in near])
 
 
 def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -401,11 +431,14 @@ def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: C
     found = np.zeros(chosen.shape)
 
     def measure(number: int) -> None:
-        a, b = spaces[number].compared_left(x), spaces[number].compared_right(y)
         places, columns = np.nonzero(chosen == number)
+        both = np.stack([couples.first[places], couples.second[places]])
+        needed, where = np.unique(both, return_inverse=True)
+        rows, ends = (torch.from_numpy(part).to(x.device) for part in (needed, where.reshape(both.shape)))
+        a, b = spaces[number].compared_left(x[rows]), spaces[number].compared_right(y[rows])
         for start in range(0, len(places), COUPLES):
             part, column = places[start : start + COUPLES], columns[start : start + COUPLES]
-            i, j = (torch.from_numpy(side[part]).to(x.device) for side in (couples.first, couples.second))
+            i, j = ends[:, start : start + COUPLES]
             apart = [side.index_select(0, i).sub_(side.index_select(0, j)) for side in (a, b)]
             found[part, column] = apart[0].mul_(apart[1]).sum(1).double().cpu().numpy()  # t = (a_i - a_j)' (b_i - b_j)
 
@@ -418,13 +451,17 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
 
     By expectation maximisation.
     """
-    classes, kind = len(CLASSES) + 1, couples.nearness
-    own = [np.flatnonzero(kind == number) for number in range(classes)]
-    bounded = [np.tanh(t[here] / SCALE) for here in own]
+    classes, kind, bounded = len(CLASSES) + 1, couples.nearness, np.tanh(t / SCALE)
+    level = kind * LEVELS + np.minimum((bounded + 1) / 2 * LEVELS, LEVELS - 1).astype(np.int64)
+
+    def by_level(values: FloatArray) -> FloatArray:
+        return np.asarray(np.bincount(level, values, classes * LEVELS).reshape(classes, LEVELS), dtype=np.float64)
+
+    mean_t = by_level(bounded) / np.maximum(by_level(np.ones_like(t)), 1)
 
     def slopes(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
-        each = zip(bounded, own, strict=True)
-        return np.array([symmetric_slope(part, kept[here], exchanged[here]) for part, here in each])
+        each = zip(mean_t, by_level(kept), by_level(exchanged), strict=True)
+        return np.array([symmetric_slope(*part) for part in each])
 
     first = slopes(np.ones_like(t), np.zeros_like(t))
     evidence = Evidence(np.full(classes, FIRST_ODDS), first)

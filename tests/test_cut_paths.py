@@ -15,6 +15,7 @@ import pytest
 import mispair
 from audit_cases import make_case, write_clip
 from audited import columns_after
+from mispair.auditing import folder as audit_folder
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -103,7 +104,7 @@ def test_a_resumed_audit_keeps_its_cut(audited: Audited, tmp_path: Path, monkeyp
         raise KeyboardInterrupt
 
     data = AuditInput(audited.data)
-    monkeypatch.setattr(mispair.Audit, "to_html", stop)
+    monkeypatch.setattr(audit_folder, "render", stop)
     with pytest.raises(KeyboardInterrupt):
         audit_path(data, tmp_path / "out", audited.settings)
     monkeypatch.undo()

@@ -42,7 +42,8 @@ def without_encoding(code: str) -> list[int]:
         if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        modes = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        modes = [text for text in texts if set(text) <= set("rwxabt+")]
         binary = any("b" in mode for mode in modes)
         path_open = name == "open" and isinstance(node.func, ast.Attribute) and not node.args and not node.keywords
         opens = (name == "open" and (isinstance(node.func, ast.Name) or bool(modes))) or name == "fdopen" or path_open

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from mispair.auditing.blocks import ROWS
 from mispair.auditing.forecast import BOUNDED, MEASURING
-from mispair.auditing.ray_engine import CODES, QUARTERS, TOGETHER
+from mispair.auditing.ray_engine import TOGETHER
+from mispair.auditing.ray_workers import CODES, QUARTERS
 from mispair.support.formatting import byte_size
 
 MILLION = 1_000_000

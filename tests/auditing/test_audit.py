@@ -18,6 +18,7 @@ import mispair
 from audit_cases import Case, contents, make_case, write_clip
 from kernel_marks import needs_gpu
 from mispair.auditing import audit as audit_module
+from mispair.auditing import folder as audit_folder
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -298,7 +299,7 @@ def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, d
 
 def test_a_stop_while_the_tables_are_written(folder: Path, unbroken: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Audit, "to_html", lambda *_: (_ for _ in ()).throw(Stopped))
+        patch.setattr(audit_folder, "render", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             audit_path(AuditInput(folder), tmp_path, CPU)
     assert (tmp_path / "pairs.csv").exists()

@@ -11,7 +11,7 @@ import torch
 
 import mispair
 from audit_cases import Case, make_case
-from mispair.auditing.auditor import Auditor
+from mispair.auditing.auditor import FORMAT, Auditor
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
 from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import Pairs, Vectors
@@ -120,7 +120,7 @@ def test_damaged_files_and_those_of_other_versions_are_refused(auditor: Auditor,
         assert str(path) in str(caught.value)
     lacking = {name: value for name, value in state.items() if name != "spaces.3.left"}
     for tensors, known in (
-        (state, {**about, "auditor": 2}),
+        (state, {**about, "auditor": FORMAT + 1}),
         (state, {}),
         (lacking, about),
         (state, {**about, "factors": 1}),
@@ -227,4 +227,4 @@ def test_one_more_near_duplicate_hardly_moves_the_interval(case: Case, place: in
     found = rate_and_interval(left, right)
     right[place + 1] = right[place]  # now a copy, which is not learned from
     for one in (found, rate_and_interval(left, right)):
-        np.testing.assert_allclose(one, rate_and_interval(case.left, case.right), atol=0.02)
+        np.testing.assert_allclose(one, rate_and_interval(case.left, case.right), atol=0.03)

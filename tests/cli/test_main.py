@@ -310,7 +310,7 @@ REFUSALS = {
     "captions of the wrong length": ("2 captions", "16 image rows"),
     "NaN": ("row 3", "not finite"),
     "NaN in test": ("row 0", "not finite"),
-    "half a dev split": ("features of dev", "dev_caps.txt is missing"),
+    "half a dev split": ("dev", "dev_caps.txt"),
     "one image": ("5 training pairs", "1 different left items"),
     "unknown recipe": ("nowhere/plain", "shapes/plain"),
     "wrong device": ("cuda:77",),

@@ -42,7 +42,7 @@ PAGE = Page(
         suggested_left=1,
         measures={
             "contrast": MeasureSummary(weight=0.62, separation=0.79),
-            "rank": MeasureSummary(weight=0.38, separation=0.51),
+            "evidence": MeasureSummary(weight=0.38, separation=0.51),
         },
         notes=["There is no joint model."],
         seconds=75.0,
@@ -156,7 +156,7 @@ def test_all_of_it_is_there() -> None:
         "The first 2 of them",
         "pair-5 zero vector no id not finite",
         "than to the best rival of either. 62 % very well (0.79)",  # 0.81 is the most that is possible
-        "to trusted pairs, in the original spaces. 38 % hardly at all (0.51)",
+        "than as a random pair, in the learned space. 38 % hardly at all (0.51)",
         "0.81 the most that is possible with 39 % mismatched pairs",
         "There is no joint model.",
         "mispair audit pets --out out",

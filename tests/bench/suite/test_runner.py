@@ -535,7 +535,6 @@ def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> 
         (["--noise-file", "{ratio}_{seed}_{.npy"], " 0.4_{seed}_{.npy"),
         (["--device", "abacus"], "abacus"),
         (["--images", "20"], "--images: "),
-        (["--captions", "nowhere.txt"], "--captions: "),
     ],
 )
 def test_mistakes_become_sentences(

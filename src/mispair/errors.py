@@ -30,8 +30,6 @@ class MispairError(Exception):
         self.what, self.where, self.expected, self.advice = what, where, expected, advice
 
     def __str__(self) -> str:
-        if self.where is None and not self.expected and not self.advice:
-            return self.what
         is_setting = isinstance(self, ConfigError) and str(self.where).isidentifier()
         place = f"`{self.where}`" if is_setting and not isinstance(self, MissingPackageError) else self.where
         head = self.what if self.where is None else f"{place}: {self.what}"

@@ -24,7 +24,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.summary import AuditSummary
 from mispair.cli.main import main
-from mispair.errors import DamagedError, DataError
+from mispair.errors import DamagedError, DataError, NotFoundError
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.shapes import dataset
 from mispair.support.owned_folder import OwnedFolder, read_mark
@@ -117,6 +117,12 @@ def test_a_mistake_is_named_before_what_is_there(place: Path, capsys: Capture) -
     for options, words in (([], "expected images and captions"), (["none"], "none: no such file or folder")):
         assert audit(*options) == 2
         assert words in capsys.readouterr().err
+
+
+def test_tools_need_images_before_the_audit(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_module, "audit_source", never)
+    with refused(NotFoundError):
+        audit_path(AuditInput(place / "in"), place / "out", Settings(device="cpu"), tools=["argilla"])
 
 
 def test_an_input_that_was_written_again_is_another(place: Path, capsys: Capture) -> None:

@@ -151,6 +151,18 @@ def test_vectors_of_other_libraries() -> None:
         as_vectors([[1.0], [1.0, 2.0]])
 
 
+def test_missing_vectors_of_other_libraries() -> None:
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    rows = [[1.0, 2.0], None, [3.0, 4.0], None]
+    fixed = pyarrow.array(rows, pyarrow.list_(pyarrow.float32(), 2))
+    column = polars.Series(rows, dtype=polars.Array(polars.Float32, 2))
+    tables = (rows, fixed, fixed.cast(pyarrow.list_(pyarrow.float32())), pyarrow.chunked_array([fixed[:1], fixed[1:]]))
+    for vectors in (*tables, column, column.cast(polars.List(polars.Float32)), pandas.Series(rows)):
+        found = as_vectors(vectors)
+        np.testing.assert_array_equal(found, [[1, 2], [np.nan] * 2, [3, 4], [np.nan] * 2])
+        assert found.dtype == np.float32
+
+
 def test_two_paths(tmp_path: Path) -> None:
     case = make_case(60, 0.2)
     np.save(tmp_path / "a.npy", case.left)

@@ -301,7 +301,7 @@ def check_count(pairs: Source) -> None:
     """
     if len(pairs) < LEAST:
         raise TooFewError(
-            f"{len(pairs):,} pairs",
+            "1 pair" if len(pairs) == 1 else f"{len(pairs):,} pairs",
             where=pairs.name,
             expected=f"at least {LEAST} to learn from",
             advice="Look through so few by hand, or audit them as part of a larger set.",

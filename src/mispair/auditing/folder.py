@@ -38,7 +38,7 @@ from mispair.auditing.output_store import working_folder
 from mispair.auditing.report.page import make_page, render
 from mispair.auditing.request import Request, local_place, read_audit_mark
 from mispair.auditing.summary import AuditSummary, share_of
-from mispair.auditing.tool_files import Tool, export
+from mispair.auditing.tool_files import Tool, export, no_images
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
 from mispair.errors import ConflictError, DataError, ExistsError, MispairError, NotFoundError, ShapeError
@@ -122,6 +122,8 @@ def audit_path(
             for place in copies.values():
                 check_copy(source.folder, source.files, place, overwrite)
             check(source, settings)
+            if tools and not source.has_images:
+                raise no_images()
             pick_device(settings.device)
 
             def audited() -> Results:

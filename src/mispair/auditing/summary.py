@@ -412,7 +412,7 @@ def values_by(source: Source, by: str) -> list[str]:
     if table is None or by not in table.columns:
         known = [*(() if table is None else table.columns), *([SHARD] if source.shards else [])]
         there = f"one of {listed(known)}" if known else "an input with columns"
-        raise InvalidValueError(f"{source.name} has no column {by!r}", where="by", expected=there)
+        raise InvalidValueError(f"no column {by!r} in {source.name}", where="by", expected=there)
     return [value for batch in table.batches([by]) for value in batch[0].to_pylist()]
 
 

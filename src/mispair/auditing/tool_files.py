@@ -58,10 +58,15 @@ def export(pieces: Iterable[pyarrow.Table], tool: Tool, out: Path, images: Path 
     return [path, path.with_suffix(".xml")]
 
 
+def no_images() -> NotFoundError:
+    """The error for pairs without images, which no tool can show."""
+    return NotFoundError("the pairs have no names of images", advice="Audit them with their images.")
+
+
 def _rows(pieces: Iterable[pyarrow.Table]) -> Iterator[Row]:
     for piece in pieces:
         if "image" not in piece.column_names:
-            raise NotFoundError("the pairs have no names of images", advice="Audit them with their images.")
+            raise no_images()
         yield from piece.select([name for name in _KNOWN if name in piece.column_names]).to_pylist()
 
 

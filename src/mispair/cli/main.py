@@ -191,7 +191,7 @@ def _settings(argv: Sequence[str]) -> set[str]:
     from mispair.config import RUN_SETTINGS
 
     kinds = [TrainArguments if name == "train" else _arguments(command) for name, command in COMMANDS.items()]
-    names = {*RUN_SETTINGS, *(name for kind in kinds for name, _ in _flags(kind))}
+    names = {"threads", *RUN_SETTINGS, *(name for kind in kinds for name, _ in _flags(kind))}
     if argv[:1] != ["train"]:
         return names
     from mispair.training.settings import owners

@@ -58,7 +58,7 @@ def check_header(header: Header | npt.NDArray[Any], path: str | Path, ndim: int 
         raise ShapeError(
             found,
             where=path,
-            expected="features of type float16, float32 or float64",
+            expected="numbers of type float16, float32" + (", float64 or int8" if kind == "vector" else " or float64"),
             advice="Convert them with array.astype(numpy.float32).",
         )
     if kind == "integer" and dtype.kind not in "iu":

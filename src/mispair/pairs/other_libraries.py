@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ def as_vectors(values: Any) -> Any:
         values = list(values)
     if isinstance(values, list | tuple):
         try:
-            return np.array(values, dtype=np.float32)
+            return np.array(_with_blanks(values), dtype=np.float32)
         except (TypeError, ValueError):
             raise ShapeError("rows of different lengths, or no numbers", expected="vectors (N, D)") from None
     return values
@@ -41,9 +43,17 @@ def _arrow_vectors(values: Any) -> Any:
         return np.stack([column.to_numpy() for column in values.columns], axis=1)
     if isinstance(values, pyarrow.ChunkedArray):
         values = values.combine_chunks()
-    if pyarrow.types.is_fixed_size_list(values.type):
+    if pyarrow.types.is_fixed_size_list(values.type) and not values.null_count:  # flatten leaves out empty rows
         return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), -1)
     return as_vectors(values.to_pylist())
+
+
+def _with_blanks(rows: Sequence[Any]) -> Sequence[Any]:
+    """Rows of vectors, with NaN where a table has none."""
+    width = next((len(row) for row in rows if hasattr(row, "__len__")), 0)
+    if not width:
+        return rows
+    return [[math.nan] * width if row is None or isinstance(row, float) else row for row in rows]
 
 
 def as_table(values: Any) -> Any:

@@ -268,7 +268,7 @@ def no_column(what: str, path: Path, columns: Sequence[str], roles: Sequence[Rol
     """The error for missing columns."""
     there = listed([f'"{column}"' for column in columns])
     advice = f"Name {'it' if len(roles) == 1 else 'them'} with {' and '.join(SETTINGS[role] for role in roles)}."
-    return NotFoundError(what, where=path, expected=f"one of {there}", advice=advice)
+    return NotFoundError(f"{what} among {there}", where=path, advice=advice)
 
 
 def _check_distinct(columns: Sequence[str], path: Path) -> None:

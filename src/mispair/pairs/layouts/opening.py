@@ -291,6 +291,8 @@ def layout(data: str | Path) -> FeatureLayout:
 
 def _advice(folder: Path, entries: list[str]) -> str:
     """Advice to use the content of a folder instead."""
+    if "audit.json" in entries:
+        return f"This is an audit; train on its pairs with: mispair train {folder}"
     if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
         ids = f" `ids={folder / 'ids.csv'}`" if "ids.csv" in entries else ""
         arrays = f"`left={folder / 'left.npy'}` `right={folder / 'right.npy'}`{ids}"

@@ -480,13 +480,25 @@ class ImageFiles(Source):
         images = (path for row in own if (path := self.image_file(row)) is not None)
         return [*super().state(), digest(images), *(["outside"] if self.allow_outside else [])]
 
+    def check_places(self) -> None:
+        """Refuse images of which none may be read, as all lie outside their folder."""
+        there = [path for path in map(self.image_root.joinpath, self._probed) if os.path.exists(path)]
+        if not self.allow_outside and there and not any(is_inside(self.image_root, path) for path in there):
+            found = f"all images lie outside this folder, such as {plain(str(there[0]))}"
+            advice = f"Give `images={there[0].parent}`, or `allow_outside`."
+            raise ConflictError(found, where=self.image_root, advice=advice)
+
+    @property
+    def _probed(self) -> list[str]:
+        return list(islice(filter(None, self._paths), _PROBED))
+
     def _check_images(self) -> None:
         """Refuse web addresses, and a wrong folder for all images."""
         for image in self._paths:
             if image.startswith(("http://", "https://")):
                 advice = "mispair downloads nothing: fetch the images first, and give their paths."
                 raise NotFoundError(f"{plain(image)} is a web address", where=self.name, advice=advice)
-        named = list(islice(filter(None, self._paths), _PROBED))
+        named = self._probed
         if not any(os.path.exists(self.image_root / image) for image in named):
             count = f"{'first ' * (len(self._paths) > _PROBED)}{min(len(self._paths), _PROBED):,}"
             searched = f"looked for {plain(str(self.image_root / named[0]))}" if named else "no row names one"

@@ -285,6 +285,18 @@ def test_broken_files_are_explained(folder: Path, name: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_images_outside_and_an_audit_are_explained(folder: Path) -> None:
+    (folder / "results").mkdir()
+    table = write(folder / "results/t.csv", f"image,caption\n{folder}/a.jpg,A dog.\n../b.jpg,A cat.\n")
+    with refused(ConflictError, folder / "results", f"`images={folder}`"):
+        open_raw(table)
+    assert len(open_raw(table, allow_outside=True)) == len(open_raw(table, folder)) == 2
+    write(folder / "results/audit.json", "{}")
+    write(folder / "results/pairs.parquet", "")
+    with refused(ConflictError, folder / "results"):
+        open_raw(folder / "results")
+
+
 def test_wrong_folders_are_explained(folder: Path) -> None:
     table = write(folder / "t.csv", "image,caption\na.jpg,A dog.\n")
     with refused(NotFoundError, folder / "nowhere.csv"):

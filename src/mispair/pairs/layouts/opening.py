@@ -40,7 +40,7 @@ from mispair.pairs.layouts.table import open_files
 from mispair.pairs.layouts.tars import Tars, check_unpacked
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.pairs import Pairs
-from mispair.pairs.source import DataSetFolder, Source
+from mispair.pairs.source import DataSetFolder, ImageFiles, Source
 from mispair.pairs.tables import IMAGE_SUFFIXES, SETTINGS, Roles
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.files import unreadable
@@ -71,6 +71,7 @@ LAYOUTS = (
 )
 TEXTS = Layout(TextFiles, (), has_columns=False)
 _BY_SUFFIX = {suffix: layout for layout in LAYOUTS for suffix in layout.suffixes}
+_AUDIT_FILES = ("audit.json", "pairs.parquet")  # what makes a folder that of an audit
 _ALONE = (".csv", ".tsv", ".psv", ".json", ".jsonl", ".ndjson")  # may be the one table of a folder
 _INSIDE = (".txt", ".tar", ".parquet", ".jsonl", ".ndjson", *IMAGE_SUFFIXES)
 
@@ -164,6 +165,8 @@ def open_raw(
     if not any(pairs.texts()):
         raise TooFewError("all captions are blank", where=pairs.name, expected="texts to compare the images with")
     pairs.allow_outside, pairs.folder = allow_outside, path if path.is_dir() else None
+    if isinstance(pairs, ImageFiles):
+        pairs.check_places()
     return pairs
 
 
@@ -179,6 +182,8 @@ def is_raw(path: Path) -> bool:
 def _recognise(path: Path) -> tuple[Layout, list[Path], Path | None]:
     """The layout, its files and their folder; None for a single file."""
     if path.is_dir():
+        if all((path / name).is_file() for name in _AUDIT_FILES):
+            raise ConflictError("the results of an audit", where=path, advice="Give the data that was audited.")
         for layout in LAYOUTS:
             if files := next(filter(None, (sorted(path.glob(pattern)) for pattern in layout.found)), None):
                 return layout, files, path
@@ -291,14 +296,14 @@ def layout(data: str | Path) -> FeatureLayout:
 
 def _advice(folder: Path, entries: list[str]) -> str:
     """Advice to use the content of a folder instead."""
-    if "audit.json" in entries:
+    if set(_AUDIT_FILES) <= set(entries):
         return f"This is an audit; train on its pairs with: mispair train {folder}"
-    if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
-        ids = f" `ids={folder / 'ids.csv'}`" if "ids.csv" in entries else ""
-        arrays = f"`left={folder / 'left.npy'}` `right={folder / 'right.npy'}`{ids}"
-        return f"Audit two arrays (mispair audit {arrays}), and train on the output of the audit."
     tables = (name for name in entries if Path(name).suffix.lower() in (*_ALONE, ".parquet"))
     table = next((name for name in tables if name not in (MANIFEST, COPY_MARK)), None)
+    if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
+        ids = "" if table is None else f" `ids={folder / table}`"
+        arrays = f"`left={folder / 'left.npy'}` `right={folder / 'right.npy'}`{ids}"
+        return f"Audit two arrays (mispair audit {arrays}), and train on the output of the audit."
     if table is not None:
         return f"Give a table of images and captions itself: {folder / table}, with `images=FOLDER`."
     if any(Path(name).suffix.lower() in IMAGE_SUFFIXES for name in entries):

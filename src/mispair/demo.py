@@ -41,8 +41,8 @@ from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import Origin
 from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors, fingerprint
 from mispair.pairs.shapes import dataset
-from mispair.pairs.shapes.captions import CAPTIONS_PER_IMAGE
-from mispair.pairs.shapes.vectors import image_vectors, word_counts
+from mispair.pairs.shapes.features import image_vectors, word_counts
+from mispair.pairs.shapes.scene import CAPTIONS_PER_IMAGE
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best, search_files
 from mispair.support.arrays import IntArray

@@ -25,9 +25,8 @@ from mispair.compute.devices import pick_device
 from mispair.encoders.lite_onnx import onnx_session
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError, InvalidValueError, MissingPackageError, UnknownNameError
-from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features
+from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features, image_vectors, word_counts
 from mispair.pairs.shapes.scene import IMAGE_SIZE
-from mispair.pairs.shapes.vectors import image_vectors, word_counts
 from mispair.pairs.source import digest
 from mispair.support.extras import install_command
 from mispair.support.thumbnails import on_white, open_image, upright

@@ -13,10 +13,20 @@ from PIL import Image
 
 from mispair.errors import DataError, ExistsError, InvalidValueError, WriteError
 from mispair.pairs.shapes import dataset
-from mispair.pairs.shapes.captions import COLOUR_WORDS, MAX_WORDS, SHAPE_NOUNS, describe, grammar_words, relations
 from mispair.pairs.shapes.drawing import Pixels, draw_scene
 from mispair.pairs.shapes.features import FEATURE_SIZE, grid_features
-from mispair.pairs.shapes.scene import IMAGE_SIZE, Item, Scene, sample_scene
+from mispair.pairs.shapes.scene import (
+    COLOUR_WORDS,
+    IMAGE_SIZE,
+    MAX_WORDS,
+    SHAPE_NOUNS,
+    Item,
+    Scene,
+    describe,
+    grammar_words,
+    relations,
+    sample_scene,
+)
 from refusals import refused
 
 SIZES = {"train": 7, "dev": 3, "test": 4}

@@ -1,8 +1,5 @@
 """`shapes`: the built-in data set. Drawn images, five captions each, features computed from the pixels.
 
-    >>> from mispair.pairs import shapes
-    >>> folder = shapes.cached()  # doctest: +SKIP
-
 It needs no download, is made in seconds and has the SCAN layout, so code that reads Flickr30K reads it too.
 """
 
@@ -19,11 +16,9 @@ import platformdirs
 from PIL import Image
 
 from mispair.errors import ExistsError, InvalidValueError, WriteError
-from mispair.pairs.shapes.captions import describe
 from mispair.pairs.shapes.drawing import Pixels, draw_scene
-from mispair.pairs.shapes.features import FEATURE_SIZE, grid_features
-from mispair.pairs.shapes.scene import Scene, sample_scene
-from mispair.pairs.shapes.vectors import vocabulary
+from mispair.pairs.shapes.features import FEATURE_SIZE, grid_features, vocabulary
+from mispair.pairs.shapes.scene import Scene, describe, sample_scene
 
 VERSION = 1  # of the images, captions and features: raise it whenever any of them changes
 TRAIN, DEV, TEST = 600, 200, 500

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +37,8 @@ _GROUND_COLOURS: dict[str, tuple[Colour, Colour]] = {  # at the top, at the bott
     "sea": ((98, 178, 206), (58, 134, 180)),
     "snow": ((236, 240, 248), (212, 222, 238)),
 }
+# Fewest and most places of clutter.
+_SPOTS = {"grass": (8, 16), "sky": (2, 5), "night": (14, 28), "sand": (12, 24), "sea": (7, 13), "snow": (10, 20)}
 
 
 def draw_scene(scene: Scene, rng: np.random.Generator) -> Pixels:
@@ -48,8 +49,7 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Pixels:
     """
     canvas = _ground(scene.background, rng)
     pen = ImageDraw.Draw(canvas)
-    _CLUTTER[scene.background](pen, rng)
-    _confetti(pen, rng)
+    _draw_clutter(pen, scene.background, rng)
     for item in scene.items:
         _draw_item(canvas, item, rng)
     in_this_light = np.minimum(np.rint(np.arange(256) * rng.uniform(0.93, 1.03)), 255).astype(np.uint8)
@@ -69,7 +69,9 @@ def _jitter(colour: Colour, rng: np.random.Generator, hue: float, light: float) 
     return red, green, blue
 
 
-# --- outlines -------------------------------------------------------------------------------------------------------
+def _turn(angle: float) -> npt.NDArray[np.float64]:
+    """Turns rows of points clockwise as people see them."""
+    return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
 
 
 def _polar(angles: npt.NDArray[np.float64], radii: npt.NDArray[np.float64] | float) -> Points:
@@ -78,10 +80,6 @@ def _polar(angles: npt.NDArray[np.float64], radii: npt.NDArray[np.float64] | flo
 
 def _regular(corners: int, first: float = 0.0) -> Points:
     return _polar(first + 2 * np.pi * np.arange(corners) / corners, 1.0)
-
-
-def _star() -> Points:
-    return _polar(np.pi * np.arange(10) / 5, np.where(np.arange(10) % 2, 0.45, 1.0))
 
 
 def _heart() -> Points:
@@ -93,8 +91,8 @@ def _heart() -> Points:
 
 def _cross() -> Points:
     arm, end = 0.32, 0.94
-    corner = [(-arm, -end), (arm, -end), (arm, -arm)]
-    return np.array([point for turn in range(4) for point in np.array(corner) @ _turn(turn * np.pi / 2)])
+    corner = np.array([(-arm, -end), (arm, -end), (arm, -arm)])
+    return np.concatenate([corner @ _turn(turn * np.pi / 2) for turn in range(4)])
 
 
 def _moon() -> Points:
@@ -106,33 +104,20 @@ def _moon() -> Points:
     return np.concatenate([outer, inner]) @ _turn(np.pi / 3)
 
 
-def _flower() -> Points:
-    angles = 2 * np.pi * np.arange(80) / 80
-    return _polar(angles, 0.6 + 0.4 * np.abs(np.cos(2.5 * angles)))  # five round petals with sharp valleys
-
-
-def _turn(angle: float) -> npt.NDArray[np.float64]:
-    """Turns rows of points clockwise as people see them."""
-    return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
-
-
-# Inside the unit circle.
-_OUTLINES: dict[str, Points] = {
-    "circle": _regular(64),
-    "square": _regular(4, first=np.pi / 4),
-    "triangle": _regular(3) + np.array([0.0, 0.12]),
-    "star": _star(),
-    "heart": _heart(),
-    "diamond": _regular(4) * np.array([0.62, 1.0]),
-    "cross": _cross(),
-    "ring": _regular(64),
-    "moon": _moon(),
-    "flower": _flower(),
+_PETALS = 2 * np.pi * np.arange(80) / 80
+# Outline of each shape in the unit circle, then of its hole.
+_OUTLINES: dict[str, list[Points]] = {
+    "circle": [_regular(64)],
+    "square": [_regular(4, first=np.pi / 4)],
+    "triangle": [_regular(3) + np.array([0.0, 0.12])],
+    "star": [_polar(np.pi * np.arange(10) / 5, np.where(np.arange(10) % 2, 0.45, 1.0))],
+    "heart": [_heart()],
+    "diamond": [_regular(4) * np.array([0.62, 1.0])],
+    "cross": [_cross()],
+    "ring": [_regular(64), 0.5 * _regular(48)],
+    "moon": [_moon()],
+    "flower": [_polar(_PETALS, 0.6 + 0.4 * np.abs(np.cos(2.5 * _PETALS)))],  # five round petals with sharp valleys
 }
-_HOLES: dict[str, Points] = {"ring": 0.5 * _regular(48)}
-
-
-# --- items ----------------------------------------------------------------------------------------------------------
 
 
 def _draw_item(canvas: Image.Image, item: Item, rng: np.random.Generator) -> None:
@@ -141,8 +126,7 @@ def _draw_item(canvas: Image.Image, item: Item, rng: np.random.Generator) -> Non
     half = int(radius) + 2 * _PX
     left, top = round(item.x * _CANVAS) - half, round(item.y * _CANVAS) - half
     tilt = _turn(rng.uniform(-0.35, 0.35))
-    outlines = [_OUTLINES[item.shape], *([_HOLES[item.shape]] if item.shape in _HOLES else [])]
-    polygons = [[(x, y) for x, y in (points @ tilt * radius + half).tolist()] for points in outlines]
+    polygons = [[(x, y) for x, y in (points @ tilt * radius + half).tolist()] for points in _OUTLINES[item.shape]]
 
     shadow = _stencil(polygons, half, opacity=56)
     canvas.paste((20, 24, 48), (left + _PX, top + 2 * _PX), shadow)
@@ -168,26 +152,23 @@ def _surface(texture: str, fill: Colour, half: int, radius: float, rng: np.rando
     """A square patch of the item's material, to be cut out by its outline."""
     if texture == "plain":
         return Image.new("RGB", (2 * half, 2 * half), fill)
+
+    def fraction(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        return values - np.floor(values)  # much faster than values % 1
+
     period = 0.3 * radius + 3.5 * _PX
     angle = rng.uniform(0, np.pi)
     steps = (np.arange(-half, half) / period).astype(np.float32)
-    across = _fraction(np.add.outer(np.sin(angle) * steps, np.cos(angle) * steps))
+    across = fraction(np.add.outer(np.sin(angle) * steps, np.cos(angle) * steps))
     if texture == "striped":
         marked = across < 0.45
     else:
-        along = _fraction(np.add.outer(np.cos(angle) * steps, -np.sin(angle) * steps))
+        along = fraction(np.add.outer(np.cos(angle) * steps, -np.sin(angle) * steps))
         marked = (across - 0.5) ** 2 + (along - 0.5) ** 2 < 0.3**2
     pattern = _mix(fill, (255, 255, 255), 0.72) if sum(fill) < 600 else _mix(fill, (70, 74, 110), 0.5)
     surface = Image.new("RGB", marked.shape, fill)
     surface.paste(pattern, mask=Image.fromarray(marked.astype(np.uint8) * 255))
     return surface
-
-
-def _fraction(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return values - np.floor(values)  # much faster than values % 1
-
-
-# --- grounds --------------------------------------------------------------------------------------------------------
 
 
 def _ground(background: str, rng: np.random.Generator) -> Image.Image:
@@ -196,60 +177,32 @@ def _ground(background: str, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray(column[:, None]).resize((_CANVAS, _CANVAS), Image.Resampling.NEAREST)
 
 
-def _spots(rng: np.random.Generator, fewest: int, most: int) -> Points:
-    return rng.uniform(0, _CANVAS, size=(int(rng.integers(fewest, most + 1)), 2))
+def _draw_clutter(pen: ImageDraw.ImageDraw, background: str, rng: np.random.Generator) -> None:
+    """Draw what belongs to the ground, and specks in the items' colours, too small to be worth a word."""
 
+    def spots(fewest: int, most: int) -> Points:
+        return rng.uniform(0, _CANVAS, size=(int(rng.integers(fewest, most + 1)), 2))
 
-def _dot(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: Colour) -> None:
-    pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
+    def dot(x: float, y: float, radius: float, fill: Colour) -> None:
+        pen.ellipse((x - radius, y - radius, x + radius, y + radius), fill=fill)
 
-
-def _confetti(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    """Specks in the items' colours, too small to be worth a word."""
-    for x, y in _spots(rng, 0, 5):
-        _dot(pen, x, y, 1.6 * _PX, _COLOURS[pick(rng, tuple(_COLOURS))])
-
-
-def _tufts(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    for x, y in _spots(rng, 8, 16):
-        for lean in (-1.7 * _PX, 0, 1.7 * _PX):
-            pen.line((x, y, x + lean, y - 4 * _PX + abs(lean)), fill=(112, 166, 84), width=_PX)
-
-
-def _clouds(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    for x, y in _spots(rng, 2, 5):
-        for dx, radius in ((-5 * _PX, 3 * _PX), (-1 * _PX, 5 * _PX), (4 * _PX, 3.7 * _PX)):
-            _dot(pen, x + dx, y - radius / 2, radius, (240, 247, 253))
-
-
-def _sparkles(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    for x, y in _spots(rng, 14, 28):
-        _dot(pen, x, y, rng.uniform(0.3, 0.9) * _PX, (226, 226, 200))
-
-
-def _pebbles(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    for x, y in _spots(rng, 12, 24):
-        _dot(pen, x, y, rng.uniform(0.5, 1.3) * _PX, (206, 178, 124))
-
-
-def _ripples(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    half, depth = 2.3 * _PX, 1.7 * _PX
-    for x, y in _spots(rng, 7, 13):
-        for middle in (x - 2 * half, x, x + 2 * half):
-            pen.arc((middle - half, y - depth, middle + half, y + depth), 0, 180, fill=(150, 206, 226), width=_PX)
-
-
-def _flakes(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
-    for x, y in _spots(rng, 10, 20):
-        for dx, dy in ((2.3 * _PX, 0), (1.2 * _PX, 2 * _PX), (-1.2 * _PX, 2 * _PX)):
-            pen.line((x - dx, y - dy, x + dx, y + dy), fill=(186, 204, 230), width=1)
-
-
-_CLUTTER: dict[str, Callable[[ImageDraw.ImageDraw, np.random.Generator], None]] = {
-    "grass": _tufts,
-    "sky": _clouds,
-    "night": _sparkles,
-    "sand": _pebbles,
-    "sea": _ripples,
-    "snow": _flakes,
-}
+    for x, y in spots(*_SPOTS[background]):
+        if background == "grass":
+            for lean in (-1.7 * _PX, 0, 1.7 * _PX):
+                pen.line((x, y, x + lean, y - 4 * _PX + abs(lean)), fill=(112, 166, 84), width=_PX)
+        elif background == "sky":
+            for dx, radius in ((-5 * _PX, 3 * _PX), (-1 * _PX, 5 * _PX), (4 * _PX, 3.7 * _PX)):
+                dot(x + dx, y - radius / 2, radius, (240, 247, 253))
+        elif background == "night":
+            dot(x, y, rng.uniform(0.3, 0.9) * _PX, (226, 226, 200))
+        elif background == "sand":
+            dot(x, y, rng.uniform(0.5, 1.3) * _PX, (206, 178, 124))
+        elif background == "sea":
+            half, depth = 2.3 * _PX, 1.7 * _PX
+            for middle in (x - 2 * half, x, x + 2 * half):
+                pen.arc((middle - half, y - depth, middle + half, y + depth), 0, 180, fill=(150, 206, 226), width=_PX)
+        else:
+            for dx, dy in ((2.3 * _PX, 0), (1.2 * _PX, 2 * _PX), (-1.2 * _PX, 2 * _PX)):
+                pen.line((x - dx, y - dy, x + dx, y + dy), fill=(186, 204, 230), width=1)
+    for x, y in spots(0, 5):
+        dot(x, y, 1.6 * _PX, _COLOURS[pick(rng, tuple(_COLOURS))])

@@ -1,4 +1,6 @@
-"""Features of images without any network: 36 windows on a grid, each described by colours, edges and shape.
+"""Features of images and texts without any network.
+
+An image has 36 windows on a grid, each described by colours, edges and shape; a text has counts of words.
 
 They play the part of detected regions in the built-in data set. Everything is computed from the pixels, image by
 image: no statistics of the data set enter, and no BLAS whose sums depend on the number of threads, so an image has
@@ -7,12 +9,14 @@ the same features, bit for bit, in any company (to the last digit with numpy bef
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.pairs.shapes.scene import IMAGE_SIZE
+from mispair.pairs.shapes.scene import IMAGE_SIZE, grammar_words
+from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
 
 GRID = 6
 _SIDE = IMAGE_SIZE // 2  # what is described is the image at half its size
@@ -172,3 +176,23 @@ def _position_codes() -> Floats:
     row, column = np.divmod(np.arange(GRID**2), GRID)
     one_hot = np.eye(GRID, dtype=np.float32)
     return np.concatenate([one_hot[row], one_hot[column]], axis=1)
+
+
+def image_vectors(windows: Floats) -> Floats:
+    """(N, 2 F): mean and maximum of the windows (N, 36, F) of `grid_features`."""
+    return np.concatenate([windows.mean(axis=1), windows.max(axis=1)], axis=1)
+
+
+def word_counts(texts: Sequence[str]) -> Floats:
+    """(N, V): how often each text has each word of the captions of `shapes`; other words are left out."""
+    words = vocabulary()
+    ids, offsets = words.encode(text.replace(".", " ") for text in texts)  # of several sentences
+    counts = np.zeros((len(texts), len(words)), dtype=np.float32)
+    np.add.at(counts, (np.repeat(np.arange(len(texts)), np.diff(offsets)), ids), 1)
+    return counts[:, len(SPECIAL_WORDS) :]
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """Every word of the captions of `shapes`."""
+    return Vocabulary((*SPECIAL_WORDS, *grammar_words()))

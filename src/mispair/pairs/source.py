@@ -70,6 +70,7 @@ class Source:
     table: Table | None = None  # of ids, captions and paths
     folder: Path | None = None  # None for single files and for memory
     split: str | None = None
+    others: tuple[Path, ...] = ()  # files of the other splits in the folder, which a copy contains unchanged
     network_score: NetworkScore | None = None  # of left items of some rows and right items of others, by a training
     joint: bool = False  # whether both sides have a common space
     hashes: Hashes | None = None  # difference hashes of the images (N, 2); zero if there is none
@@ -314,7 +315,8 @@ class Source:
 
     def size(self, edits: Edits) -> int:
         """About how many bytes a copy takes."""
-        return int(sum(path.stat().st_size for path in self.files) * edits.keep.mean())
+        own, others = (sum(path.stat().st_size for path in paths) for paths in (self.files, self.others))
+        return int(own * edits.keep.mean()) + others
 
     def order(self, edits: Edits) -> IntArray:
         """The rows in the order of a copy."""
@@ -339,6 +341,16 @@ class Source:
         if self.groups is not None:
             columns["group"] = self.groups[edits.image_from[rows]]
         write_table(out / OWN_TABLE, [pyarrow.table(columns)])
+
+    def _write_others(self, out: Path) -> None:
+        """Write the other splits, and the encoders of the features if known."""
+        assert self.folder is not None
+        if (origin := Origin.read(self.folder)) is not None:
+            origin.write(out)
+        for path in self.others:
+            place = out / path.relative_to(self.folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
 
     def _table_copies(self, root: Path | None = None) -> TableCopies | None:
         """Copies of the table; they get ids if it has none, since positions change."""
@@ -504,42 +516,6 @@ class ImageFiles(Source):
             searched = f"looked for {plain(str(self.image_root / named[0]))}" if named else "no row names one"
             advice = "Give the folder that the image paths start from as `images`."
             raise NotFoundError(f"none of the {count} images ({searched})", where=self.image_root, advice=advice)
-
-
-class DataSetFolder(Source):
-    """A split of a folder to train on; a copy also has the other splits, unchanged."""
-
-    def _found(self) -> Iterable[str]:
-        """The splits of the folder."""
-        raise NotImplementedError
-
-    def _patterns(self, split: str) -> list[str]:
-        """The files of a split, relative to the folder."""
-        raise NotImplementedError
-
-    @property
-    def root(self) -> Path:
-        assert self.folder is not None
-        return self.folder
-
-    def _other_files(self) -> list[Path]:
-        """The files of the other splits."""
-        others = [] if self.split is None else [split for split in self._found() if split != self.split]
-        patterns = (pattern for split in others for pattern in self._patterns(split))
-        return [path for pattern in patterns for path in sorted(self.root.glob(pattern))]
-
-    def size(self, edits: Edits) -> int:
-        return super().size(edits) + sum(path.stat().st_size for path in self._other_files())
-
-    def _write_others(self, out: Path) -> None:
-        """Write the other splits, and the encoders of the features if known."""
-        origin = Origin.read(self.root)
-        if origin is not None:
-            origin.write(out)
-        for path in self._other_files():
-            place = out / path.relative_to(self.root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
 
 
 def find_image(places: Sequence[Path], name: str) -> Path | None:

@@ -198,7 +198,7 @@ def _model_for(config: Config, given: Collection[str], data_set: Path | None, *,
         return {} if "model" in given or opening.layout(data_set) != "vectors" else {"model": FOR_VECTORS}
     if not grid:
         found = "images and captions are vectors without `grid`"
-        clip_retrieval.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
+        opening.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
     if "model" not in given:
         return {"model": FOR_SETS if grid else FOR_VECTORS}
     if find(config.model).takes_vectors == grid:

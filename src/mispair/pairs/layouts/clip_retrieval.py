@@ -9,7 +9,7 @@ its first row goes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,17 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
-from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
+from mispair.errors import NotFoundError, ShapeError, TooFewError
 from mispair.pairs.edits import Edits
-from mispair.pairs.layouts.precomp import DevProtocol
 from mispair.pairs.npy import check_finite, open_array, write_rows
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, Pairs, Vectors
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.shards import File, SideRows, open_files
-from mispair.pairs.source import DataSetFolder
+from mispair.pairs.source import Source
 from mispair.pairs.tables import Table, open_table
-from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed
 
@@ -124,17 +122,8 @@ def take(side: SideRows, rows: IntArray) -> npt.NDArray[Any]:
     return open_array(shard.path, ndim=2, kind="vector")[start : start + len(rows)]
 
 
-def load(
-    folder: Path,
-    split: str,
-    *,
-    vocabulary: Vocabulary | str | Path | None = None,
-    dev_protocol: DevProtocol = "full",
-    captions_per_image: int | None = None,
-    finite: bool = True,
-) -> Pairs:
+def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
     """Read one split; see `mispair.pairs.layouts.opening.load`."""
-    refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
     name = f"{data_name(folder)} {split}"
     whole = is_embedding_folder(folder)
     place = folder if whole else folder / split
@@ -170,22 +159,6 @@ def load(
     )
 
 
-def refuse_for_vectors(
-    found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
-) -> None:
-    """Raise if a setting says how to read region features and captions, because it would have no effect."""
-    if captions_per_image is not None:
-        name, how = "captions_per_image", "rows of one image are known by an equal image_path in metadata/"
-    elif dev_protocol != "full":
-        name, how = "dev_protocol", "vectors validate on all of dev"
-    elif isinstance(vocabulary, str | Path):
-        name, how = "vocabulary", "vectors have no words"
-    else:
-        return
-    what = f"for region features and captions, but {found}: {how}"
-    raise ConflictError(what, where=name, advice="Leave it out.")
-
-
 def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
     """Whether all rows of an image have the same vector."""
     return all(
@@ -196,29 +169,36 @@ def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
 
 def open_split(folder: Path, split: str | None = None) -> ClipRetrieval:
     """Open the vectors of a folder, or of a split in a subfolder, to be audited, still on disk."""
-    folder = folder / (split or "")
-    paths = [shard_paths(folder, stem) for stem in SIDE_FOLDERS]
+    place = folder / (split or "")
+    paths = [shard_paths(place, stem) for stem in SIDE_FOLDERS]
     left, right = (open_files(shards) for shards in paths)
-    table = _open_metadata(folder, *([shard.shape[0] for shard in side.shards] for side in (left, right)))
-    files = (*paths[0], *paths[1], *_table_paths(folder))
-    source = ClipRetrieval(left, right, "clip", str(folder), files=files, table=table)
+    table = _open_metadata(place, *([shard.shape[0] for shard in side.shards] for side in (left, right)))
+    others = [other for other in (found_splits(folder) if split else ()) if other != split]
+    source = ClipRetrieval(
+        left,
+        right,
+        "clip",
+        str(place),
+        files=(*paths[0], *paths[1], *_table_paths(place)),
+        table=table,
+        folder=folder,
+        split=split,
+        others=tuple(
+            path for other in others for part in PARTS for path in sorted((folder / other / part).glob(f"{part}_*"))
+        ),
+    )
     return source if table is None else source.described_by(table)
 
 
-class ClipRetrieval(DataSetFolder):
+class ClipRetrieval(Source):
     """Numbered shards of vectors and of a table. A copy has no empty shards."""
-
-    def _found(self) -> Iterable[str]:
-        return found_splits(self.root)
-
-    def _patterns(self, split: str) -> list[str]:
-        return [f"{split}/{part}/{part}_*" for part in PARTS]
 
     def write(self, edits: Edits, out: Path) -> None:
         self.check_no_rewritten(edits)
+        assert self.folder is not None
         target = out / (self.split or "")
         self._write_others(out)
-        copies = self._table_copies(self.root / (self.split or ""))
+        copies = self._table_copies(self.folder / (self.split or ""))
         if copies is not None:
             copies.write(edits, target)
         for side, moved in ((self.left, edits.image_from), (self.right, edits.caption_from)):

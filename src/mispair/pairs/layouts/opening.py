@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, Protocol, get_args
+from types import ModuleType
+from typing import Literal, NamedTuple, get_args
 
 from mispair.config import Config
 from mispair.errors import (
@@ -40,7 +41,7 @@ from mispair.pairs.layouts.table import open_files
 from mispair.pairs.layouts.tars import Tars, check_unpacked
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.pairs import Pairs
-from mispair.pairs.source import DataSetFolder, ImageFiles, Source
+from mispair.pairs.source import ImageFiles, Source
 from mispair.pairs.tables import IMAGE_SUFFIXES, SETTINGS, Roles
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.files import unreadable
@@ -76,29 +77,8 @@ _ALONE = (".csv", ".tsv", ".psv", ".json", ".jsonl", ".ndjson")  # may be the on
 _INSIDE = (".txt", ".tar", ".parquet", ".jsonl", ".ndjson", *IMAGE_SUFFIXES)
 
 
-class Features(Protocol):
-    """A module that reads folders of region features or vectors, in splits."""
-
-    def found_splits(self, folder: Path) -> dict[str, list[Path]]:
-        """The missing files of each split; a folder of another layout has no splits."""
-
-    def load(
-        self,
-        folder: Path,
-        split: str,
-        *,
-        vocabulary: Vocabulary | str | Path | None = None,
-        dev_protocol: DevProtocol = "full",
-        captions_per_image: int | None = None,
-        finite: bool = True,
-    ) -> Pairs:
-        """Read a split to train on; see `load` below."""
-
-    def open_split(self, folder: Path, split: str | None) -> DataSetFolder:
-        """Open a split to audit, or the whole folder."""
-
-
-FEATURES: dict[FeatureLayout, Features] = {"precomp": precomp, "vectors": clip_retrieval}
+# Modules with `found_splits`, `open_split` and `load`: folders of region features or vectors, in splits.
+FEATURES: dict[FeatureLayout, ModuleType] = {"precomp": precomp, "vectors": clip_retrieval}
 
 
 def open_source(
@@ -137,7 +117,8 @@ def open_source(
         require_split(root, split)
     # The image folder comes first: a name without ending must not find a text file of the data set.
     places = image_places(images) or (root / "images", *((root / split,) if split else ()), root, Path())
-    return replace(FEATURES[kind].open_split(root, split), images=places, folder=root, split=split)
+    source: Source = FEATURES[kind].open_split(root, split)
+    return replace(source, images=places)
 
 
 def open_raw(
@@ -245,14 +226,25 @@ def load(
     require_split(folder, split)
     if finite:
         check_as_encoded(folder)
-    return FEATURES[kind].load(
-        folder,
-        split,
-        vocabulary=vocabulary,
-        dev_protocol=dev_protocol,
-        captions_per_image=captions_per_image,
-        finite=finite,
-    )
+    if kind == "vectors":
+        refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
+        return clip_retrieval.load(folder, split, finite=finite)
+    return precomp.load(folder, split, vocabulary, dev_protocol, captions_per_image, finite=finite)
+
+
+def refuse_for_vectors(
+    found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
+) -> None:
+    """Raise if a setting says how to read region features and captions, because it would have no effect."""
+    refused = {
+        "rows of one image are known by an equal image_path in metadata/": ("captions_per_image", captions_per_image),
+        "vectors validate on all of dev": ("dev_protocol", dev_protocol != "full"),
+        "vectors have no words": ("vocabulary", isinstance(vocabulary, str | Path)),
+    }
+    for how, (name, given) in refused.items():
+        if given:
+            what = f"for region features and captions, but {found}: {how}"
+            raise ConflictError(what, where=name, advice="Leave it out.")
 
 
 def splits(data: str | Path) -> list[str]:

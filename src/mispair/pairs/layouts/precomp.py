@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import Pairs, Regions, Tokens
 from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.shards import ArrayRows, SideRows
-from mispair.pairs.source import DataSetFolder
+from mispair.pairs.source import Source
 from mispair.pairs.tfidf import word_vectors
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.arrays import IntArray
@@ -251,11 +251,11 @@ def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
 def load(
     folder: Path,
     split: str,
+    vocabulary: Vocabulary | str | Path | None,
+    dev_protocol: DevProtocol,
+    captions_per_image: int | None,
     *,
-    vocabulary: Vocabulary | str | Path | None = None,
-    dev_protocol: DevProtocol = "full",
-    captions_per_image: int | None = None,
-    finite: bool = True,
+    finite: bool,
 ) -> Pairs:
     """Read one split; see `mispair.pairs.layouts.opening.load`."""
     name = f"{data_name(folder)} {split}"
@@ -276,6 +276,7 @@ def open_split(folder: Path, split: str | None) -> ScanFeatures:
     """Open a split to be audited: the mean of the regions of each image, and vectors of the words of each caption."""
     split = split or "train"
     parts = read(folder, split)
+    others = [folder / f"{other}_{part}" for other in found_splits(folder) if other != split for part in FILES]
     images, link = parts.image_ids, parts.link
     if images:
         known = row_ids.from_images([images[row] for row in link])
@@ -291,21 +292,23 @@ def open_split(folder: Path, split: str | None) -> ScanFeatures:
         captions=Texts.of(parts.texts),
         image_names=(lambda rows: image_names(link[rows])) if images else None,
         files=(features_path(folder, split), captions_path(folder, split)),
+        folder=folder,
+        split=split,
+        others=tuple(filter(Path.exists, others)),
     )
 
 
-class ScanFeatures(DataSetFolder):
+class ScanFeatures(Source):
     """The audited split of a data set.
 
     Where all images keep equally many captions, there is one row of features an image; else one row a caption, with the
     features of its image repeated, because the layout has no other way to say whose caption it is.
     """
 
-    def _found(self) -> Iterable[str]:
-        return found_splits(self.root)
-
-    def _patterns(self, split: str) -> list[str]:
-        return [f"{split}_{part}" for part in FILES]
+    @property
+    def root(self) -> Path:
+        assert self.folder is not None
+        return self.folder
 
     def order(self, edits: Edits) -> IntArray:
         return _by_image(edits, read(self.root, str(self.split)).link)[2]

@@ -114,15 +114,7 @@ class Source:
         joint: bool = False,
         hashes: Hashes | None = None,
     ) -> Self:
-        """The same images and captions with vectors (N, D) and (N, E).
-
-        Args:
-            left: Vectors of the images.
-            right: Vectors of the captions.
-            known: Rows that have no vectors, and why.
-            joint: Whether some of the vectors of both sides share a space.
-            hashes: Hashes of the images; by default those that are known.
-        """
+        """The same images and captions with vectors (N, D) and (N, E); `known` says which rows have none, and why."""
         return self._with(
             left=left,
             right=right,
@@ -192,9 +184,12 @@ class Source:
     def scaled(self) -> Source:
         """The same pairs with vectors of usual lengths: the squares of huge and tiny numbers do not fit into
         float32."""
-        some = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
-        left, right = self.left.scaled(some), self.right.scaled(some)
+        left, right = (side.scaled(self._some_rows) for side in (self.left, self.right))
         return self if left is self.left and right is self.right else self._with(left=left, right=right)
+
+    @property
+    def _some_rows(self) -> IntArray:
+        return np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
 
     def is_on(self, device: torch.device) -> bool:
         """Whether the vectors of both sides lie on a device."""
@@ -248,18 +243,26 @@ class Source:
 
     def item_columns(self, start: int, stop: int) -> dict[str, Any]:
         """The image names and captions of consecutive rows as pyarrow arrays, where they are known."""
-        known = {"image": self.image_names, "caption": self.captions}
-        return {name: _as_array(look_up, start, stop) for name, look_up in known.items() if look_up is not None}
+        rows, known = np.arange(start, stop), {"image": self.image_names, "caption": self.captions}
+        return {
+            name: look_up.array[start:stop]
+            if isinstance(look_up, Texts)
+            else pyarrow.array(look_up(rows), pyarrow.large_string())
+            for name, look_up in known.items()
+            if look_up is not None
+        }
 
     def texts(self, rows: Rows = None) -> list[str]:
         """The captions of some rows, by default of all; empty where unknown."""
-        wanted = self._numbers(rows)
-        return [""] * len(wanted) if self.captions is None else self.captions(wanted)
+        return self._looked_up(self.captions, rows)
 
     def image_texts(self, rows: Rows = None) -> list[str]:
         """The image names of some rows, by default of all; empty where unknown."""
+        return self._looked_up(self.image_names, rows)
+
+    def _looked_up(self, look_up: LookUp | None, rows: Rows) -> list[str]:
         wanted = self._numbers(rows)
-        return [""] * len(wanted) if self.image_names is None else self.image_names(wanted)
+        return [""] * len(wanted) if look_up is None else look_up(wanted)
 
     def final_captions(self, edits: Edits, rows: IntArray) -> list[str]:
         """The captions of rows after the edits."""
@@ -390,7 +393,7 @@ class Source:
                 columns = [self.ids(part), self.image_texts(part), self.texts(part)]
                 texts.update(json.dumps(columns).encode())  # escapes what could make two lists equal
             return texts.hexdigest()
-        rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
+        rows = self._some_rows
         files = [(found.st_size, found.st_mtime_ns) for found in map(Path.stat, self.files)]
         known = hashlib.sha256(repr((self.layout, len(self), self.widths, files, self.ids(rows))).encode())
         known.update(self.left.gather(rows).tobytes())
@@ -444,21 +447,11 @@ def _moved(look_up: LookUp | None, rows: IntArray) -> LookUp | None:
     return None if look_up is None else lambda wanted: look_up(rows[wanted])
 
 
-def _as_array(look_up: LookUp, start: int, stop: int) -> Any:
-    if isinstance(look_up, Texts):
-        return look_up.array[start:stop]
-    return pyarrow.array(look_up(np.arange(start, stop)), pyarrow.large_string())
-
-
 class ImageFiles(Source):
     """Images in files of their own, and captions.
 
-    Args:
-        name: Source of the pairs.
-        files: The files that were read.
-        records: Id, image and caption of each row; each may be empty. A missing or repeated id is made of the image's
-            name and the caption's number, as in dog.jpg#0.
-        folder: Folder that the image names start from.
+    Each row has an id, the name of an image from the folder on, and a caption; each may be empty. A missing or repeated
+    id is made of the image's name and the caption's number, as in dog.jpg#0.
     """
 
     def __init__(self, name: str, files: Iterable[Path], records: Sequence[tuple[str, str, str]], folder: Path) -> None:
@@ -470,22 +463,17 @@ class ImageFiles(Source):
         self.image_names = Texts.of(self._paths)
         self.captions = Texts.of(text.strip() for text in captions)
         unique = row_ids.as_texts(row_ids.unique_ids([plain(text).strip() for text in ids], self._paths))
-        self.names = RowIds(unique, row_ids.from_images(self._paths).groups)
+        self.names = RowIds(unique, row_ids.numbers(self.image_names.array))
         self._check_images()
 
     def image_file(self, row: int) -> Path | None:
         return self.image_root / self._paths[row] if self._paths[row] else None
 
-    def has_image(self, row: int) -> bool:
-        return bool(self._paths[row])
-
     def read_image(self, row: int) -> bytes:
         path = self.image_file(row)
-        if path is None:
-            raise FileNotFoundError("no image is named")
-        if not self.allow_outside and os.path.exists(path) and not is_inside(self.image_root, path):
+        if path and not self.allow_outside and os.path.exists(path) and not is_inside(self.image_root, path):
             raise OSError("it lies outside the folder of the images; --allow-outside reads it")
-        return read_regular(path)
+        return super().read_image(row)
 
     def state(self) -> list[Json]:
         own = range(len(self)) if self.groups is None else np.unique(self.groups, return_index=True)[1].tolist()

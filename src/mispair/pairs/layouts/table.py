@@ -84,16 +84,14 @@ class _ImagePaths(ImageFiles, _TablePairs):
         self._of(copies)
         self.outside, table = images, copies.table
         named = table.find("id")
-        columns = [image, caption, *([] if named is None else [named])]
+        paths, captions = (table.texts(column).to_pylist() for column in (image, caption))
+        names = [""] * len(paths) if named is None else table.texts(named).to_pylist()
         first = table.parts[0]
-        numbered = first.format is not None and not first.format.header
-        records: list[tuple[str, str, str]] = []
-        for batch in table.batches(columns):
-            paths, captions, *ids = (cells.to_pylist() for cells in batch)
-            names = ids[0] if ids else [path if numbered and _CAPTION_NUMBER.search(path) else "" for path in paths]
-            if numbered:
-                paths = [_CAPTION_NUMBER.sub("", path) for path in paths]
-            records += zip(names, paths, captions, strict=True)
+        if first.format is not None and not first.format.header:
+            if named is None:
+                names = [path if _CAPTION_NUMBER.search(path) else "" for path in paths]
+            paths = [_CAPTION_NUMBER.sub("", path) for path in paths]
+        records = list(zip(names, paths, captions, strict=True))
         super().__init__(str(copies.root or first.path), table.files, records, images)
 
 
@@ -105,19 +103,15 @@ class _EmbeddedImages(_TablePairs):
         table = copies.table
         self.name, self.files = str(copies.root or table.parts[0].path), table.files
         self._image, self._folder, self.inside = image, images, True
-        column, text = table.find("id"), pyarrow.large_string()
-        captions, paths, ids = [], [], []
-        for part in table.parts:
-            captions += [cells for (cells,) in part.batches([caption])]
-            ids += [cells for (cells,) in part.batches([column])] if column else []
-            paths += self._paths(part)
-        trimmed = pyarrow.compute.utf8_trim_whitespace(pyarrow.chunked_array(captions, text).combine_chunks())
-        if not len(trimmed):
+        if not len(table):
             raise TooFewError("no pairs", where=self.name, expected="at least one image with a caption")
+        column, text = table.find("id"), pyarrow.large_string()
+        paths = [cells for part in table.parts for cells in self._paths(part)]
         self._image_paths = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
-        self.captions, self.image_names = Texts(trimmed), Texts(self._image_paths)
-        named = pyarrow.chunked_array(ids, text).combine_chunks() if ids else pyarrow.nulls(len(trimmed), text)
-        self.names = RowIds(id_column(named.fill_null(""), self._image_paths))
+        self.captions = Texts(pyarrow.compute.utf8_trim_whitespace(table.texts(caption)))
+        self.image_names = Texts(self._image_paths)
+        named = table.texts(column) if column else pyarrow.nulls(len(table), text).fill_null("")
+        self.names = RowIds(id_column(named, self._image_paths))
 
     @cached_property
     def groups(self) -> IntArray | None:

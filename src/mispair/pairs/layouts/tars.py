@@ -56,20 +56,19 @@ class Tars(Source):
         self._tables = {path.stem: path for path in beside if path.is_file()}
         self.files = (*paths, *self._tables.values())
         text = pyarrow.large_string()
-        keys, ids, captions = list[Any](), list[Any](), list[Any]()
+        columns: list[list[Any]] = [[], [], []]  # keys, ids and captions of each tar
         places, dotted = [], list[str]()
-        for path in paths:
+        for path in paths:  # not all samples are held as Python objects at a time
             found = _index(path)
-            for chunks, number in ((keys, 0), (ids, 1), (captions, 2)):
+            for number, chunks in enumerate(columns):
                 chunks.append(pyarrow.array([sample[number] for sample in found], text))
             places.append(np.array([sample[3:7] for sample in found], dtype=np.int64).reshape(-1, 4))
             dotted += [sample.dotted for sample in found if sample.dotted]
         self._places: IntArray = np.concatenate(places)  # (N, 4): image and its size, begin and end of the sample
         self._starts = np.cumsum([0, *map(len, places)])
         if not len(self._places):
-            expected = "members such as 0001.jpg and 0001.txt"
-            raise TooFewError("no samples", where=self.name, expected=expected)
-        names, uids, texts = (pyarrow.chunked_array(chunks, text).combine_chunks() for chunks in (keys, ids, captions))
+            raise TooFewError("no samples", where=self.name, expected="members such as 0001.jpg and 0001.txt")
+        names, uids, texts = (pyarrow.chunked_array(chunks, text).combine_chunks() for chunks in columns)
         self._keys, self.image_names, self.captions = names, Texts(names), Texts(texts)
         captioned = pyarrow.compute.not_equal(texts, "").to_numpy(zero_copy_only=False)
         if not (captioned & (self._places[:, 0] >= 0)).any():
@@ -94,12 +93,9 @@ class Tars(Source):
         return self._read(row, start, start + size)
 
     def _read(self, row: int, start: int, stop: int) -> bytes:
-        with self._tar(row).open("rb") as file:
+        with self._tars[int(np.searchsorted(self._starts, row, side="right")) - 1].open("rb") as file:
             file.seek(start)
             return file.read(stop - start)
-
-    def _tar(self, row: int) -> Path:
-        return self._tars[int(np.searchsorted(self._starts, row, side="right")) - 1]
 
     def write(self, edits: Edits, out: Path) -> None:
         changed = set(edits.repaired.tolist())

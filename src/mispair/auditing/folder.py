@@ -44,12 +44,13 @@ from mispair.config import read_toml
 from mispair.errors import ConflictError, DataError, ExistsError, MispairError, NotFoundError, ShapeError
 from mispair.pairs.layouts.copies import check_copy, is_copied, read_edits, write_copy
 from mispair.pairs.layouts.datacomp import uid_subset
+from mispair.pairs.npy import write_array
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.remote import Store, url_of, version_of
 from mispair.pairs.result_tables import TableWriter, defused, original, write_table
 from mispair.pairs.source import Source, digest
 from mispair.pairs.tables import open_table
-from mispair.support.files import Json, replacing, write_atomically
+from mispair.support.files import Json, write_atomically
 from mispair.support.owned_folder import WORK, OwnedFolder, check_unchanged
 
 _OF_INPUT = "split", "vectors", "image_column", "caption_column", "id_column"
@@ -217,8 +218,7 @@ def _write_tables(audit: Results, out: Path) -> None:
                         kept += [uid_subset(ids)] if ids else []
     subsets = [part for part in kept if part is not None]
     if subsets and len(subsets) == len(kept):
-        with replacing(out / SUBSET) as file:
-            np.save(file, np.sort(np.concatenate(subsets)), allow_pickle=False)
+        write_array(out / SUBSET, np.sort(np.concatenate(subsets)))
 
 
 def _request(

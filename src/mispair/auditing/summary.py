@@ -51,74 +51,44 @@ class _Frozen(BaseModel):
 
 
 class MeasureSummary(_Frozen):
-    """One ingredient of the match score.
+    """One ingredient of the match score."""
 
-    Attributes:
-        weight: Its share of the score; the shares of all measures add up to 1.
-        separation: AUROC of the observed pairs against shuffled ones.
-    """
-
-    weight: float
-    separation: float
+    weight: float  # its share of the score; the shares of all measures add up to 1
+    separation: float  # AUROC of the observed pairs against shuffled ones
 
 
 class Cut(_Frozen):
-    """Pairs with a match score below a value.
+    """Pairs with a match score below a value."""
 
-    Attributes:
-        flag_below: The value.
-        flagged: Number of pairs.
-        mismatched: Estimated share of mismatched ones among them.
-        mismatched_low: Lower end of its 95 % interval.
-        mismatched_high: Upper end.
-    """
-
-    flag_below: float
-    flagged: int
-    mismatched: float
-    mismatched_low: float
-    mismatched_high: float
+    flag_below: float  # the value
+    flagged: int  # number of pairs
+    mismatched: float  # estimated share of mismatched ones among them
+    mismatched_low: float  # lower end of its 95 % interval
+    mismatched_high: float  # upper end
 
 
 class Part(_Frozen):
-    """The pairs with one value of a column, or of one file.
+    """The pairs with one value of a column, or of one file."""
 
-    Attributes:
-        value: The value, or the name of the file.
-        pairs: Number of scored pairs.
-        flagged: Number of flagged pairs.
-        noise_rate: Estimated share of mismatched ones.
-        noise_rate_low: Lower end of its 95 % interval.
-        noise_rate_high: Upper end.
-    """
-
-    value: str
-    pairs: int
-    flagged: int
-    noise_rate: float
-    noise_rate_low: float
-    noise_rate_high: float
+    value: str  # or the name of the file
+    pairs: int  # number of scored pairs
+    flagged: int  # number of flagged pairs
+    noise_rate: float  # estimated share of mismatched ones
+    noise_rate_low: float  # lower end of its 95 % interval
+    noise_rate_high: float  # upper end
 
 
 class Detection(_Frozen):
-    """Detection of mismatches of one kind, simulated by exchanging partners of trusted pairs.
+    """Detection of mismatches of one kind, simulated by exchanging partners of trusted pairs."""
 
-    Attributes:
-        kind: "random", "similar" (among the ten nearest of each other) or "most_similar" (among the three nearest).
-        by: Which items are similar: "left", "right", "both", or "either"; empty if none is.
-        found: Share of them below the cut.
-        found_at_1_percent: The same where 1 % of the pairs that seem to match are below the cut.
-        at_most: Upper end of the 95 % interval of the noise rate if the mismatched pairs are like these. Partners that
-            are even more alike hide better.
-        example: Ids of two pairs with an exchange of median difficulty; empty for random exchanges.
-    """
-
-    kind: str
-    by: str = ""
-    found: float
-    found_at_1_percent: float
+    kind: str  # "random", "similar" (among the ten nearest of each other), or "most_similar" (among the three nearest)
+    by: str = ""  # which items are similar: "left", "right", "both", or "either"; empty if none is
+    found: float  # share of them below the cut
+    found_at_1_percent: float  # the same where 1 % of the pairs that seem to match are below the cut
+    # Upper end of the 95 % interval of the noise rate if the mismatched pairs are like these. Partners that are even
+    # more alike hide better.
     at_most: float
-    example: list[str] = []
+    example: list[str] = []  # ids of two pairs with an exchange of median difficulty; empty for random exchanges
 
     @property
     def words(self) -> str:
@@ -129,19 +99,12 @@ class Detection(_Frozen):
 
 
 class NoiseEstimate(_Frozen):
-    """The noise rate by decisions of people on drawn pairs.
-
-    Attributes:
-        decisions: How many.
-        rate: Estimated share of mismatched pairs, as these people see it.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
+    """The noise rate by decisions of people on drawn pairs."""
 
     decisions: int
-    rate: float
-    low: float
-    high: float
+    rate: float  # estimated share of mismatched pairs, as these people see it
+    low: float  # lower end of its 95 % interval
+    high: float  # upper end
 
     @property
     def half_width(self) -> float:

@@ -22,10 +22,10 @@ import numpy.typing as npt
 import platformdirs
 
 from mispair.errors import DataError, WriteError
-from mispair.pairs.npy import chunks, open_array, read_array, read_header
+from mispair.pairs.npy import chunks, open_array, read_array, read_header, write_array
 from mispair.pairs.shards import ArrayRows, File, MovedRows, SideRows
 from mispair.support.arrays import IntArray
-from mispair.support.files import regular, replacing
+from mispair.support.files import regular
 from mispair.support.formatting import slug
 
 Halves = npt.NDArray[np.float16]
@@ -115,9 +115,8 @@ class EncodingCache:
             return
         values = np.stack(list(vectors.values()))
         path = self._folder / f"{uuid.uuid4().hex}-{_digest(values)}.npy"
-        for place, array in ((path.with_suffix(".keys.npy"), np.array(list(vectors), KEY)), (path, values)):
-            with replacing(place) as file:
-                np.save(file, array, allow_pickle=False)
+        write_array(path.with_suffix(".keys.npy"), np.array(list(vectors), KEY))
+        write_array(path, values)
         self._new |= {key: len(self) + place for place, key in enumerate(vectors)}
         added = File(path, read_header(path, ndim=2, kind="vector"))
         self._vectors = SideRows.of([*self._vectors.shards, added])

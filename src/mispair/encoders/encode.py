@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from mispair.encoders.cache import EncodingCache, Halves, Key, key_of
 from mispair.encoders.encoders import (
@@ -35,13 +36,15 @@ from mispair.encoders.encoders import (
 from mispair.encoders.image_hash import DifferenceHash, as_hashes
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
+from mispair.pairs.npy import write_array
 from mispair.pairs.origin import MARK
 from mispair.pairs.remote import Store
+from mispair.pairs.result_tables import write_table
 from mispair.pairs.shards import MovedRows, SideRows, join_views, views_of
 from mispair.pairs.source import Hashes, Source
 from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
-from mispair.support.files import Json, replacing
+from mispair.support.files import Json
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.support.progress import RowProgress, progress
 
@@ -88,21 +91,13 @@ class Encoders:
 
 @dataclass(frozen=True)
 class EncodedItems:
-    """The items of one side by one encoder.
+    """The items of one side by one encoder."""
 
-    Attributes:
-        rows: First row of each item.
-        cells: Encodings of the items.
-        item: (N,) number of the item of each pair.
-        known: Which encodings were in the cache, by item.
-        problems: Reasons for missing encodings, by row.
-    """
-
-    rows: IntArray
-    cells: MovedRows
-    item: IntArray
-    known: npt.NDArray[np.bool_]
-    problems: dict[int, str]
+    rows: IntArray  # first row of each item
+    cells: MovedRows  # encodings of the items
+    item: IntArray  # (N,) number of the item of each pair
+    known: npt.NDArray[np.bool_]  # which encodings were in the cache, by item
+    problems: dict[int, str]  # reasons for missing encodings, by row
 
     @property
     def of_pairs(self) -> MovedRows:
@@ -257,8 +252,7 @@ def write_shard(
     *places, table = (out / name for name in shard_files(number))
     for place, side in zip(places, encoded.sides(pairs.name), strict=True):
         found = [view.gather(rows, np.float16) for view in (views_of(side) if views else [side])]
-        with replacing(place) as file:
-            np.save(file, np.hstack(found), allow_pickle=False)
+        write_array(place, np.hstack(found))
     hashes = as_hashes(encoded.hashes.read(rows)) if views else None
     _write_metadata(table, pairs, rows, encoded.problems, hashes)
 
@@ -271,19 +265,12 @@ def read_hashes(store: Store, name: str) -> Hashes:
 
 @dataclass(frozen=True)
 class _Item:
-    """An image or a caption.
+    """An image or a caption."""
 
-    Attributes:
-        places: Its numbers among the items of the side.
-        key: Its key in the caches.
-        prepared: Input of each encoder; None if the encoding is in its cache.
-        problem: Reason, if the item cannot be encoded.
-    """
-
-    places: list[int]
-    key: Key = b""
-    prepared: Sequence[Any] = ()
-    problem: str = ""
+    places: list[int]  # its numbers among the items of the side
+    key: Key = b""  # in the caches
+    prepared: Sequence[Any] = ()  # input of each encoder; None if the encoding is in its cache
+    problem: str = ""  # why it cannot be encoded
 
 
 class _Side:
@@ -411,9 +398,6 @@ def _write_metadata(
     path: Path, pairs: Source, rows: IntArray, problems: dict[int, str], hashes: Hashes | None = None
 ) -> None:
     """Write the table of some rows, with absolute paths or, with hashes, with the names of images as given."""
-    import pyarrow
-    import pyarrow.parquet
-
     paths = pairs.image_texts(rows)
     if hashes is None:
         files = [pairs.image_file(row) for row in rows.tolist()]
@@ -428,5 +412,4 @@ def _write_metadata(
     table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})
     for name, half in zip(_HASHES, () if hashes is None else hashes.T, strict=False):
         table = table.append_column(name, pyarrow.array(half))
-    with replacing(path) as file:
-        pyarrow.parquet.write_table(table, file)
+    write_table(path, [table], overwrite=True)

@@ -13,23 +13,24 @@ Pairs without a readable image are in no split; `status` in rows.parquet is the 
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 
 from mispair.encoders.encode import EMBEDDINGS, OK, EncodedItems, Outcome, encode_images
 from mispair.encoders.encoders import GridEncoder
 from mispair.errors import ConflictError, InvalidValueError, TooFewError
+from mispair.pairs.layouts.precomp import write_lines, write_tsv
 from mispair.pairs.npy import write_rows
 from mispair.pairs.origin import BASIS, MARK, Floats, Projection
+from mispair.pairs.result_tables import write_table
 from mispair.pairs.source import Source
 from mispair.pairs.splits import SplitRule, save_rows
 from mispair.support.arrays import IntArray
-from mispair.support.files import Json, replacing, write_atomically
+from mispair.support.files import Json
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 
 if TYPE_CHECKING:
@@ -166,24 +167,15 @@ def _write_split(
     named = zip(pairs.image_texts(found.rows[images]), pairs.ids(found.rows[images]), strict=True)
     ids = [" ".join((name or other).split()) for name, other in named]
     texts = [" ".join(text.split()) for text in pairs.texts(rows)]
-    write_atomically(out / f"{split}_ids.txt", _lines(ids))
+    write_lines(out / f"{split}_ids.txt", ids)
     save_rows(out, split, rows)
     if len(set(np.bincount(owner).tolist())) == 1:
-        write_atomically(out / f"{split}_caps.txt", _lines(texts))
-        return
-    table = io.StringIO(newline="")
-    csv.writer(table, delimiter="\t").writerows((ids[place], text) for place, text in zip(owner, texts, strict=True))
-    write_atomically(out / f"{split}_caps.tsv", table.getvalue().encode("utf-8", "replace"))
-
-
-def _lines(lines: list[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+        write_lines(out / f"{split}_caps.txt", texts)
+    else:
+        write_tsv(out / f"{split}_caps.tsv", [ids[place] for place in owner], texts)
 
 
 def _write_rows(path: Path, pairs: Source, names: list[str], problems: dict[int, str]) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     items, rows = pairs.item_columns(0, len(pairs)), range(len(pairs))
     columns = {
         "id": pairs.id_column(0, len(pairs)),
@@ -192,5 +184,4 @@ def _write_rows(path: Path, pairs: Source, names: list[str], problems: dict[int,
         "status": pyarrow.array([problems.get(row, OK) for row in rows], pyarrow.string()),
         "split": pyarrow.array([None if row in problems else names[row] for row in rows], pyarrow.string()),
     }
-    with replacing(path) as file:
-        pyarrow.parquet.write_table(pyarrow.table(columns), file)
+    write_table(path, [pyarrow.table(columns)], overwrite=True)

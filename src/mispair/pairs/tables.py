@@ -84,10 +84,6 @@ class TablePart:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return tuple(self.schema.names)
-
     def records(self, columns: Sequence[str] | None = None, size: int = BATCH) -> Iterator[Any]:
         """Consecutive rows as stored (`pyarrow.RecordBatch`), of all columns by default."""
         if self.get is None:
@@ -100,11 +96,6 @@ class TablePart:
                 copies = [pyarrow.concat_arrays([batch.column(name), batch.column(name)[:0]]) for name in columns]
                 batch = pyarrow.record_batch(copies, list(columns))
             yield from (batch[start : start + size] for start in range(0, len(batch), size))
-
-    def batches(self, columns: Sequence[str]) -> Iterator[list[Any]]:
-        """Consecutive rows of some columns, each as a pyarrow array of text without gaps."""
-        for batch in self.records(columns):
-            yield [_as_text(batch.column(name), name, self.path) for name in columns]
 
     def chunk(self, number: int, column: str) -> Any:
         """One column of a chunk as it is stored."""
@@ -148,7 +139,7 @@ class Table:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        return self.parts[0].columns
+        return tuple(self.parts[0].schema.names)
 
     @property
     def shards(self) -> tuple[tuple[str, int], ...]:
@@ -179,7 +170,8 @@ class Table:
     def batches(self, columns: Sequence[str]) -> Iterator[list[Any]]:
         """Consecutive rows of some columns, each as a pyarrow array of text; a missing cell is an empty text."""
         for part in self.parts:
-            yield from part.batches(columns)
+            for batch in part.records(columns):
+                yield [_as_text(batch.column(name), name, part.path) for name in columns]
 
     def texts(self, column: str) -> Any:
         """All texts of a column as one `pyarrow.LargeStringArray`; a missing cell is an empty text."""
@@ -243,11 +235,12 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
         else:
             part, known = _open_text(path, columns, lenient=lenient)
             roles = roles or known
-        _check_distinct(part.columns, path)
+        _check_distinct(part.schema.names, path)
         parts.append(part)
-        if set(part.columns) != set(parts[0].columns):
+        found, first = part.schema.names, parts[0].schema.names
+        if set(found) != set(first):
             raise ShapeError(
-                f"found the columns {listed(part.columns)}, but {parts[0].path.name} has {listed(parts[0].columns)}",
+                f"found the columns {listed(found)}, but {parts[0].path.name} has {listed(first)}",
                 where=part.path,
                 expected="the same columns in all files of one table",
             )

@@ -325,15 +325,12 @@ class ScanFeatures(Source):
         write_rows(out / f"{self.split}_ims.npy", lambda wanted: np.array(regions[wanted]), images, times)
         captions = captions_path(self.root, str(self.split))
         if captions.suffix == ".tsv":
-            text = io.StringIO(newline="")
-            csv.writer(text, delimiter="\t").writerows(zip(self._image_names(owners, parts.link), texts, strict=True))
-            write_atomically(out / captions.name, text.getvalue().encode())
+            write_tsv(out / captions.name, self._image_names(owners, parts.link), texts)
         else:
-            _write_lines(out / captions.name, texts)
+            write_lines(out / captions.name, texts)
             first = np.unique(parts.link, return_index=True)[1]  # a caption of each image
-            _write_lines(
-                out / f"{self.split}_ids.txt", self._image_names(owners if uneven else first[images], parts.link)
-            )
+            named = owners if uneven else first[images]
+            write_lines(out / f"{self.split}_ids.txt", self._image_names(named, parts.link))
         if any(captions_path(self.root, part).exists() for part in ("train", "dev")):
             # Words of all captions, so that the copy is read with the same numbers as the data it came from.
             find_vocabulary(self.root)[0].save(out / "vocab.json")
@@ -364,5 +361,13 @@ def _uneven(counts: IntArray) -> bool:
     return bool((counts != counts[0]).any())
 
 
-def _write_lines(path: Path, lines: list[str]) -> None:
-    write_atomically(path, "".join(f"{' '.join(line.splitlines())}\n" for line in lines).encode())
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Write captions or names, one a line."""
+    write_atomically(path, "".join(f"{' '.join(line.splitlines())}\n" for line in lines).encode("utf-8", "replace"))
+
+
+def write_tsv(path: Path, ids: Sequence[str], texts: Sequence[str]) -> None:
+    """Write captions with the id of the image of each."""
+    table = io.StringIO(newline="")
+    csv.writer(table, delimiter="\t").writerows(zip(ids, texts, strict=True))
+    write_atomically(path, table.getvalue().encode("utf-8", "replace"))

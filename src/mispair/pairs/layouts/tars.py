@@ -10,7 +10,7 @@ import json
 import shlex
 import tarfile
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -168,14 +168,14 @@ class Tars(Source):
 
     def _rows_of(self, table: Table) -> IntArray:
         """(N,) the row of each sample in the tables; -1 without one."""
-        found = np.full(len(self), -1)
-        begins = dict(zip(self._tables, np.cumsum([0, *(len(part) for part in table.parts)]), strict=False))
+        found, keys = np.full(len(self), -1), table.texts("key")
+        ends = np.cumsum([0, *(len(part) for part in table.parts)])
+        rows = dict(zip(self._tables, pairwise(ends), strict=True))
         for path, start, stop in zip(self._tars, self._starts, self._starts[1:], strict=False):
-            if path.stem in begins:
-                part = table.parts[list(self._tables).index(path.stem)]
-                keys = pyarrow.chunked_array([cells for (cells,) in part.batches(["key"])], pyarrow.large_string())
-                places = pyarrow.compute.index_in(self._keys[start:stop], value_set=keys.combine_chunks())
-                found[start:stop] = np.asarray(places.fill_null(-1 - begins[path.stem])) + begins[path.stem]
+            if path.stem in rows:
+                first, end = rows[path.stem]
+                places = pyarrow.compute.index_in(self._keys[start:stop], value_set=keys[first:end])
+                found[start:stop] = np.asarray(places.fill_null(-1 - first)) + first
         return found
 
 

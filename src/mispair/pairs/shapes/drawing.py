@@ -191,7 +191,7 @@ def _draw_clutter(pen: ImageDraw.ImageDraw, background: str, rng: np.random.Gene
             for lean in (-1.7 * _PX, 0, 1.7 * _PX):
                 pen.line((x, y, x + lean, y - 4 * _PX + abs(lean)), fill=(112, 166, 84), width=_PX)
         elif background == "sky":
-            for dx, radius in ((-5 * _PX, 3 * _PX), (-1 * _PX, 5 * _PX), (4 * _PX, 3.7 * _PX)):
+            for dx, radius in ((-5.0 * _PX, 3.0 * _PX), (-1.0 * _PX, 5.0 * _PX), (4.0 * _PX, 3.7 * _PX)):
                 dot(x + dx, y - radius / 2, radius, (240, 247, 253))
         elif background == "night":
             dot(x, y, rng.uniform(0.3, 0.9) * _PX, (226, 226, 200))
@@ -202,7 +202,7 @@ def _draw_clutter(pen: ImageDraw.ImageDraw, background: str, rng: np.random.Gene
             for middle in (x - 2 * half, x, x + 2 * half):
                 pen.arc((middle - half, y - depth, middle + half, y + depth), 0, 180, fill=(150, 206, 226), width=_PX)
         else:
-            for dx, dy in ((2.3 * _PX, 0), (1.2 * _PX, 2 * _PX), (-1.2 * _PX, 2 * _PX)):
+            for dx, dy in ((2.3 * _PX, 0.0), (1.2 * _PX, 2.0 * _PX), (-1.2 * _PX, 2.0 * _PX)):
                 pen.line((x - dx, y - dy, x + dx, y + dy), fill=(186, 204, 230), width=1)
     for x, y in spots(0, 5):
         dot(x, y, 1.6 * _PX, _COLOURS[pick(rng, tuple(_COLOURS))])

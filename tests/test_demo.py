@@ -17,6 +17,7 @@ from mispair import demo
 from mispair.cli.main import main
 from mispair.pairs.shapes import dataset
 from mispair.reviewing.review import Review
+from mispair.support.formatting import percent
 from mispair.training.settings import read_recipe
 
 
@@ -39,7 +40,7 @@ def test_the_page_is_whole_and_self_contained(result: demo.DemoResult) -> None:
     queries, suggestions = page.count('class="card query"'), page.count('class="card suggestion"')
     assert queries == demo.QUERIES
     assert 0 < suggestions <= demo.SUGGESTIONS
-    shown = demo.EXAMPLES + 3 * suggestions + (queries * len(result.trainings) + 1) * demo.FOUND  # one model is asked
+    shown = demo.EXAMPLES + 3 * suggestions + queries * len(result.trainings) * demo.FOUND
     assert page.count("data:image/png;base64,") == shown
     assert page.count(">mismatched indeed<") + page.count(">false alarm<") == suggestions
     assert page.count(">mismatched<") == page.count(">matched<") == demo.EXAMPLES // 2
@@ -48,16 +49,11 @@ def test_the_page_is_whole_and_self_contained(result: demo.DemoResult) -> None:
     assert "{{" not in page
 
 
-def test_headings_are_made_from_the_numbers(result: demo.DemoResult) -> None:
-    plain, audited = result.trainings
-    for rsum, words in ((300.0, "adds 100 points"), (150.0, "costs 50 points"), (200.0, "changes nothing")):
-        both = [replace(plain, test={**plain.test, "rsum": 200.0}), replace(audited, test={**plain.test, "rsum": rsum})]
-        found = replace(result, trainings=both)
-        assert found.headings["title"].endswith(words)
-        assert (
-            found.headings["trainings"] == f"Plain training reaches 200 points; with the audit first it is {rsum:.0f}"
-        )
-        assert found.gap == rsum - 200
+def test_the_title_is_made_from_the_numbers(result: demo.DemoResult) -> None:
+    plain, audited = (percent(training.test["t2i_r1"] / 100) for training in result.trainings)
+    title = f"After an audit, the model finds the right image for {audited} of the texts instead of {plain}"
+    noise = percent(result.audited.mismatched / result.audited.pairs)
+    assert f"<h1>{noise} of the pairs are mismatched. {title}</h1>" in result.page.read_text()
 
 
 def test_the_audit_can_be_reviewed(result: demo.DemoResult) -> None:
@@ -80,8 +76,7 @@ def test_the_shown_commands_run(result: demo.DemoResult, capsys: pytest.CaptureF
     mended = mispair.load(result.page.parent / "mended", "train")
     assert len(mended) <= result.audited.pairs == 80
     assert main(search) == 0
-    assert len({Path(answer).name for answer in result.answers}) == demo.FOUND
-    assert Path(result.answers[0]).name in capsys.readouterr().out.replace("\n", "")
+    assert capsys.readouterr().out.count(".png") >= 5
 
 
 def test_the_metrics_are_those_of_the_runs(result: demo.DemoResult) -> None:

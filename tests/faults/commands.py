@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +111,8 @@ class Command:
             if HAS_SERVER:
                 patches.enter_context(patch("uvicorn.Server.run", _decide))
                 # several such processes may run at once
-                patches.enter_context(patch("mispair.reviewing.page.check_free", lambda _, port: port))
+                address = Mock(getsockname=lambda: ("127.0.0.1", 8700))
+                patches.enter_context(patch("mispair.reviewing.page.bound", lambda *_: address))
             patches.enter_context(patch.dict(os.environ, {"MISPAIR_CACHE": "cache"}))
             if self.ray:
                 _small_ray(patches)
@@ -176,7 +177,7 @@ def _features(folder: Path) -> None:
     tiny_folder(folder / "data", 24)
 
 
-def _decide(server: Any) -> None:
+def _decide(server: Any, _: object) -> None:
     """In place of the server: requests of a reviewer, in this process."""
     app, address = server.config.app, "http://127.0.0.1:8700"
     page = starlette.testclient.TestClient(app, address, raise_server_exceptions=False, headers={"Origin": address})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import html
 import secrets
 import socket
@@ -66,21 +65,24 @@ class ReviewPage:
             raise MissingPackageError(f"The page needs the package {error.name}", advice=advice) from None
         if port is not None and not 1 <= port <= 65535:
             raise InvalidValueError(str(port), where="port", expected="1 to 65535")
-        port = check_free(host, port or 0)
         self.folder = folder
+        self._socket = bound(host, port or 0)
+        port = self._socket.getsockname()[1]
         token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self.url = f"http://{in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
-        self._review = Review(folder, images)
+        try:
+            self._review = Review(folder, images)
+        except BaseException:
+            self._socket.close()
+            raise
         self.images_gone = self._review.images_gone
         app = make_app(self._review, names_of(host, port), token, reviewer)
-        self._server = uvicorn.Server(
-            uvicorn.Config(app, host=host, port=port, log_level="warning", server_header=False)
-        )
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", server_header=False))
         self._thread = threading.Thread(target=self.run, daemon=True)
 
     def run(self) -> None:
         """Serve the page until Ctrl-C, SIGTERM or `close`."""
-        self._server.run()
+        self._server.run([self._socket])
 
     def start(self) -> Self:
         """Serve the page from a thread of its own."""
@@ -94,6 +96,7 @@ class ReviewPage:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
+        self._socket.close()
         self._review.close()
 
     def __enter__(self) -> Self:
@@ -169,23 +172,15 @@ def _written(audit: Audit, folder: Path) -> Path:
     return folder
 
 
-def check_free(host: str, port: int) -> int:
-    """The port of a usable address, a free one for 0; another review may be at this one."""
+def bound(host: str, port: int) -> socket.socket:
+    """A socket at an address, at a free port for 0; another review may be at this one."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for family, _, _, _, place in found:
-            try:
-                with socket.create_server((place[0], port), family=family) as server:
-                    port = server.getsockname()[1]
-            except OSError as error:
-                if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # no IPv6 here
-                    raise
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         what = f"the page cannot be at {host}, port {port} ({reason})"
         advice = "Give another `port` or `host`, or end what uses it"
         raise InvalidValueError(what, where="port", advice=advice) from None
-    return port
 
 
 def names_of(host: str, port: int) -> frozenset[str] | None:

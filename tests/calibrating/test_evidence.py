@@ -21,10 +21,10 @@ from mispair.calibrating.evidence import (
     by_vectors,
     disagreement,
     normal_scores,
-    rate_of_checked,
 )
 from mispair.errors import ConflictError, TooFewError
-from mispair.functional.logistic import FloatArray
+from mispair.functional.logistic import FloatArray, probability
+from mispair.reviewing.noise_estimate import Population
 from refusals import refused
 from scored import Bools, N, five_levels, joint_space, made
 
@@ -169,7 +169,7 @@ def test_the_rate_of_a_random_sample_covers_and_is_unbiased() -> None:
     found = []
     for seed in range(200):
         rows = np.random.default_rng(seed).choice(N, 150, replace=False)
-        found.append(rate_of_checked(odds, rows, wrong[rows].astype(float)))
+        found.append(Population(probability(odds), 0).by_sample(rows, wrong[rows].astype(float)))
     assert np.mean([one.low <= wrong.mean() <= one.high for one in found]) >= 0.93
     assert np.mean([one.rate for one in found]) == pytest.approx(wrong.mean(), abs=0.006)
     plain = 1.96 * np.sqrt(wrong.mean() * (1 - wrong.mean()) / 150)
@@ -184,7 +184,7 @@ def test_weights_undo_an_uneven_draw() -> None:
     for seed in range(200):
         rows = np.flatnonzero(np.random.default_rng(seed).random(N) < chance)
         plain.append(wrong[rows].mean())
-        found.append(rate_of_checked(np.zeros(N), rows, wrong[rows].astype(float), 1 / chance[rows]))
+        found.append(Population(np.full(N, 0.5), 0).by_sample(rows, wrong[rows].astype(float), 1 / chance[rows]))
     assert np.mean(plain) > wrong.mean() + 0.1
     assert np.mean([one.rate for one in found]) == pytest.approx(wrong.mean(), abs=0.015)
     assert np.mean([one.low <= wrong.mean() <= one.high for one in found]) >= 0.93

@@ -96,13 +96,13 @@ def message(page: Any, expected: str) -> None:
 def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     page = open_page()
     page.keyboard.press("k")
-    message(page, "Kept p0.")
+    message(page, "p0: kept.")
     page.keyboard.press("d")
-    message(page, "Dropped p1.")
+    message(page, "p1: dropped.")
     page.keyboard.press("1")
-    message(page, "Re-paired p2.")
+    message(page, "p2: re-paired.")
     page.keyboard.press("u")
-    message(page, "Unsure about p3.")
+    message(page, "p3: unsure.")
     page.keyboard.press("c")
     sync_api.expect(page.locator("textarea")).to_be_focused()
     page.keyboard.type("a kind dog")  # k, d and 1 are letters here, and the old caption was selected
@@ -115,7 +115,7 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("a kind one")
     page.keyboard.press("Control+Enter")
-    message(page, "Rewritten p4.")
+    message(page, "p4: rewritten.")
     assert served.verdicts() == {"p0": "keep", "p1": "drop", "p2": "re-pair", "p3": "unsure", "p4": "rewrite"}
     assert served.review.decisions.current["p4"].caption == "caption 4 of a dog\na kind one"
     page.keyboard.press("z")
@@ -143,7 +143,7 @@ def test_keys_that_come_quickly_each_reach_the_next_pair(open_page: Any, served:
     page = open_page()
     for key in "k9d8kd7u":  # there are no suggestions 7 to 9
         page.keyboard.press(key)
-    message(page, "Unsure about p4.")
+    message(page, "p4: unsure.")
     assert list(served.verdicts().values()) == ["keep", "drop", "keep", "drop", "unsure"]
     for _ in range(5):
         page.keyboard.press("z")
@@ -154,7 +154,7 @@ def test_keys_that_come_quickly_each_reach_the_next_pair(open_page: Any, served:
     page.evaluate(
         "for (const key of 'kd') document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
     )
-    message(page, "Kept p29. That was the last one.")
+    message(page, "p29: kept. That was the last one.")
     page.keyboard.press("ArrowLeft")
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p28")
     assert served.verdicts() == {"p29": "keep"}
@@ -166,7 +166,7 @@ def test_a_key_that_is_held_decides_once(open_page: Any, served: Served) -> None
         page.keyboard.down("k")
     page.keyboard.up("k")
     page.keyboard.press("d")
-    message(page, "Dropped p1.")
+    message(page, "p1: dropped.")
     assert served.verdicts() == {"p0": "keep", "p1": "drop"}
 
 
@@ -178,7 +178,7 @@ def test_many_at_once_with_filters(open_page: Any, served: Served) -> None:
     page.get_by_label("Select pair p4", exact=True).click(modifiers=["Shift"])
     sync_api.expect(page.locator(".selected")).to_have_text("4 selected")
     page.keyboard.press("d")
-    message(page, "Dropped 4 pairs.")
+    message(page, "4 pairs: dropped.")
     page.get_by_text("Filters and order").click()
     page.locator("select[name=state]").select_option("undecided")
     page.get_by_label("Search captions").fill("cat")
@@ -186,7 +186,7 @@ def test_many_at_once_with_filters(open_page: Any, served: Served) -> None:
         page.get_by_role("button", name="Show").click()
     page.keyboard.press("a")
     page.keyboard.press("k")
-    message(page, "Kept")
+    message(page, "9 pairs: kept.")
     verdicts = served.verdicts()
     assert {name for name, verdict in verdicts.items() if verdict == "drop"} == {"p1", "p2", "p3", "p4"}
     assert {name for name, verdict in verdicts.items() if verdict == "keep"} == {
@@ -203,9 +203,9 @@ def test_many_at_once_with_filters(open_page: Any, served: Served) -> None:
 def test_two_browsers_lose_nothing(open_page: Any, served: Served) -> None:
     one, other = open_page(), open_page("/?sort=-score")
     one.keyboard.press("k")
-    message(one, "Kept p0.")
+    message(one, "p0: kept.")
     other.keyboard.press("d")
-    message(other, "Dropped p29.")
+    message(other, "p29: dropped.")
     one.keyboard.press("z")
     message(one, "Undone")
     assert served.verdicts() == {"p29": "drop"}
@@ -215,7 +215,7 @@ def test_the_noise_rate_hides_the_score(open_page: Any, served: Served) -> None:
     page = open_page("/?mode=rate")
     assert page.locator(".one .tag").count() == 0
     page.keyboard.press("k")
-    message(page, "Kept")
+    message(page, "kept.")
     assert "1 decision on pairs that were drawn" in page.locator(".panel").inner_text()
     assert len(served.review.decisions.history()) == 1
 
@@ -280,7 +280,7 @@ def test_a_script_in_a_caption_is_text(open_page: Any, served: Served) -> None:
     page.keyboard.insert_text("<script>document.title='x'</script><img src=x onerror=alert(1)>")
     page.keyboard.down("Enter")
     page.keyboard.down("Enter")  # held: it is saved once
-    message(page, "Rewritten p0.")
+    message(page, "p0: rewritten.")
     new = served.review.decisions.history()
     assert [one.caption for one in new] == ["<script>document.title='x'</script><img src=x onerror=alert(1)>"]
     page.goto(f"{served.address}/?at=0")

@@ -18,12 +18,12 @@ from scipy.special import ndtri
 from scipy.stats import rankdata, spearmanr
 
 from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
-from mispair.auditing.summary import NoiseEstimate, proportion_limits, share_interval
+from mispair.auditing.summary import proportion_limits, share_interval
 from mispair.calibrating.cuts import Ranked
 from mispair.errors import ConflictError, TooFewError
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD
-from mispair.reviewing.noise_estimate import FOLDS, LEAST, no_surprise, recalibrate
+from mispair.reviewing.noise_estimate import LEAST, Population, recalibrate
 from mispair.support.arrays import IntArray
 from mispair.support.formatting import percent
 
@@ -283,12 +283,11 @@ def by_checked(
     else:
         share = np.clip(base.match, 1e-5, 1 - 1e-5)
         order, log_odds = base.order, np.log(share / (1 - share))
-    found = rate_of_checked(-log_odds, rows, wrong, stands_for)
+    found = Population(probability(-log_odds), 0).by_sample(rows, wrong, stands_for)
     slope, offset = recalibrate(-log_odds[rows], wrong)
     if slope <= 0:
         raise _reversed(columns[0], "the checked pairs with higher scores match less often")
-    recalibrated = slope * log_odds - offset
-    match = probability(recalibrated)
+    match = probability(slope * log_odds - offset)
 
     def interval(some: IntArray) -> tuple[float, float]:
         """The noise rate by the checked pairs among them, as for all pairs."""
@@ -298,44 +297,11 @@ def by_checked(
         if not inside.any():
             return 0.0, 1.0
         weights = None if stands_for is None else stands_for[inside]
-        part = rate_of_checked(-recalibrated[some], places[rows[inside]], wrong[inside], weights)
+        part = Population(1 - match[some], 0).by_sample(places[rows[inside]], wrong[inside], weights)
         return part.low, part.high
 
     ends = found.rate, found.low, found.high
     return View(order, match, *ends, "checked", "pairs that people call wrong", len(rows), interval=interval)
-
-
-def rate_of_checked(
-    log_odds: FloatArray, rows: IntArray, wrong: FloatArray, stands_for: FloatArray | None = None
-) -> NoiseEstimate:
-    """The noise rate by a random sample of checked pairs, sharpened by log odds (n,) of a mismatch.
-
-    The mean over all pairs of a prediction p is corrected by that of (wrong - p) / i over the checked ones, i the
-    probability that a pair was drawn (the difference estimator). p is recalibrated for each tenth of the pairs by the
-    answers on the others, so that no answer corrects itself.
-    """
-    n, k = len(log_odds), len(rows)
-    inclusion = np.asarray(
-        np.full(k, k / n) if stands_for is None else np.minimum(1, stands_for.sum() / n / stands_for)
-    )
-    fold, x = np.random.default_rng(0).integers(0, FOLDS, n), log_odds[rows]
-    expected = np.empty(n)
-    for own in range(FOLDS):
-        slope, offset = recalibrate(x[fold[rows] != own], wrong[fold[rows] != own])
-        expected[fold == own] = probability(slope * log_odds[fold == own] + offset)
-    error = (wrong - expected[rows]) / inclusion
-    rate = float(expected.sum() + error.sum()) / n
-    slope, offset = recalibrate(x, wrong)
-    # Each checked pair stands for 1 / i pairs, of which each adds (1 / i - 1) (wrong - p)^2 to the variance.
-    missed = (1 / inclusion - 1) / inclusion
-
-    def at(shift: float) -> tuple[float, float]:
-        """A possible rate, and the variance of the sum at this rate."""
-        p = probability(slope * x + shift)
-        squares = p * (1 - p) + (p - expected[rows]) ** 2
-        return float(probability(slope * log_odds + shift).mean()), float(missed @ squares)
-
-    return no_surprise(k, rate, at, offset, float(((1 - inclusion) * error**2).sum()), n)
 
 
 def disagreement(views: Sequence[View]) -> str:

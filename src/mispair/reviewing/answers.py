@@ -79,7 +79,7 @@ class Answers(ReviewFile):
     def _select(self, condition: str, *values: str | None) -> list[Answer]:
         with self._safely():
             rows = self._file.execute(f"SELECT {_COLUMNS} FROM answers WHERE {condition}", values).fetchall()
-        return [_answer(*row) for row in rows]
+        return [Answer(*texts, AnswerKind(kind), text) for *texts, kind, text in rows]
 
     @property
     def last(self) -> tuple[int, str | None]:
@@ -117,6 +117,3 @@ class Answers(ReviewFile):
         with self._transaction():
             self._file.execute("DELETE FROM calls WHERE number = ?", (number,))
 
-
-def _answer(question: str, annotator: str, name: str, pair: str, caption: str, kind: str, text: str) -> Answer:
-    return Answer(question, annotator, name, pair, caption, AnswerKind(kind), text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -49,11 +48,10 @@ class AuditedData:
         self.image_folder = None if given is None else Path(str(given)).resolve()
         self._audit, self._place, self._is_audited = audit, place, is_audited
         self._has_vectors = bool(request.get("left"))
-        self._lock = threading.Lock()
 
     def has_image(self, row: int, name: str) -> bool:
         """Whether a row names an image or has one inside the files of the data set."""
-        return bool(name) or ((archive := self._archive()) is not None and archive.has_image(row))
+        return bool(name) or (self._archive is not None and self._archive.has_image(row))
 
     def read_image(self, row: int, name: str) -> bytes | None:
         """The image of a row; None without one, or outside the folder of the images."""
@@ -62,17 +60,13 @@ class AuditedData:
             path = None if folder is None or not name else find_image([folder], name)
             if path is not None:
                 return read_regular(path)
-            return None if (archive := self._archive()) is None else archive.read_image(row)
+            return None if self._archive is None else self._archive.read_image(row)
         except (OSError, ValueError):  # a name that is no path is none either
             return None
 
+    @cached_property
     def _archive(self) -> Source | None:
         """The data set itself, if its images are inside its files."""
-        with self._lock:
-            return self._opened
-
-    @cached_property
-    def _opened(self) -> Source | None:
         try:
             if self._place is None or not _holds_archives(self._place):
                 return None

@@ -56,6 +56,11 @@ class Verdict(StrEnum):
     UNSURE = "unsure"
 
     @property
+    def past(self) -> str:
+        """What happened to the pair, such as "kept"."""
+        return {"keep": "kept", "drop": "dropped", "rewrite": "rewritten", "unsure": "unsure"}.get(self, "re-paired")
+
+    @property
     def matched(self) -> bool | None:
         """Whether the pair matches as it stands; None if unsure."""
         return {Verdict.KEEP: True, Verdict.UNSURE: None}.get(self, False)
@@ -97,6 +102,11 @@ class Decision:
             self._refuse("replaced", "left or right exactly where the verdict is re-pair")
         if (self.verdict is Verdict.REWRITE) != bool(self.caption):
             self._refuse("caption", "a text exactly where the verdict is rewrite")
+
+    @property
+    def by(self) -> str:
+        """The reviewer, and the annotator whose suggestion was accepted."""
+        return (self.reviewer or "a person") + (f", as {self.accepted} suggests" if self.accepted else "")
 
     def _refuse(self, name: str, expected: str) -> None:
         found = f"{getattr(self, name)!r} in the decision on {self.id!r}, {self.verdict}"

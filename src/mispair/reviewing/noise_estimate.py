@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from mispair.auditing.summary import NoiseEstimate, proportion_limits
 from mispair.functional.logistic import FloatArray, newton, probability
+from mispair.support.arrays import IntArray
 
 DRAW = 4  # version of the draw: decisions on pairs that were drawn in another way cannot be used
 EVEN = 0.2  # share of the draws that does not depend on the scores, which may be wrong
@@ -111,8 +112,8 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Draw:
-    """A random order of the pairs, for the noise rate."""
+class Population:
+    """Pairs whose noise rate is estimated from decisions on some of them."""
 
     mismatch: FloatArray  # (N,) probability that each pair is mismatched
     seed: int
@@ -133,6 +134,82 @@ class Draw:
     def _fold(self) -> npt.NDArray[np.int32]:
         """(N,) the fold of each pair."""
         return np.random.default_rng([self.seed, 1]).integers(0, FOLDS, len(self.mismatch), dtype=np.int32)
+
+    def by_sample(
+        self, rows: IntArray, mismatched: npt.NDArray[np.floating], stands_for: FloatArray | None = None
+    ) -> NoiseEstimate:
+        """The noise rate from decisions (k,) on the pairs `rows`, drawn at random.
+
+        `stands_for` is the number of pairs that each of them stands for, up to a factor; by default it is equal.
+        """
+        odds, cells, _ = self._cells
+        total, weights = len(self.mismatch), np.ones(len(rows)) if stands_for is None else stands_for
+        inclusion = np.minimum(1, weights.sum() / total / weights)
+        places, missed = self._fold[rows] * len(odds) + cells[rows], (1 / inclusion - 1) / inclusion
+        spread = np.bincount(places, missed, FOLDS * len(odds)).reshape(FOLDS, -1)  # each stands for 1 / i pairs
+        none = np.full(len(rows), np.nan)
+        return self._estimate(len(rows), rows, mismatched, none, inclusion, inclusion, spread)
+
+    def _estimate(
+        self,
+        count: int,
+        drawn: IntArray,
+        y: FloatArray,
+        says: FloatArray,
+        asked: FloatArray,
+        inclusion: FloatArray,
+        missed: FloatArray,
+    ) -> NoiseEstimate:
+        """The noise rate and its interval, see `Draw.estimate`.
+
+        Args:
+            count: Number of decisions, those that left the pair open included.
+            drawn: (n,) the drawn pairs.
+            y: (n,) decisions, NaN without one.
+            says: (n,) answers of an annotator, NaN without one.
+            asked: (n,) probability a to be answered.
+            inclusion: (n,) probability d to be decided.
+            missed: (F, C) sum of 1/a - 1 over the pairs of each fold and cell.
+        """
+        odds, cells, counts = self._cells
+        cell, fold, total = cells[drawn], self._fold[drawn], len(self.mismatch)
+        told, answered, x = ~np.isnan(y), ~np.isnan(says), odds[cell]
+
+        others = [told & (fold != own) for own in range(FOLDS)]
+        fits = [recalibrate(x[other], y[other]) for other in others]
+        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (F, C)
+        by_score = expected[fold, cell]
+        by_both = by_score.copy()
+        for own in range(FOLDS) if answered.any() else ():
+            fit, here = others[own] & answered, answered & (fold == own)
+            by_both[here] = probability(_log_odds(recalibrate(x[fit], y[fit], says[fit]), x[here], says[here]))
+        corrections = (by_both - by_score) / asked + np.where(told, y - by_both, 0.0) / inclusion
+        rate = ((counts * expected).sum() + corrections.sum()) / total
+
+        slope, offset = recalibrate(x[told], y[told])
+        size, scaled = counts.sum(axis=0), slope * odds
+        # A sum of squares is expected to be that of p (1 - p) + (p - expected)^2, which is linear in p.
+        linear, constant = (missed * (1 - 2 * expected)).sum(axis=0), float((missed * expected**2).sum())
+        undecided, scaled_both = 1 / inclusion - 1 / asked, slope * x
+        if answered.any():
+            fit = told & answered
+            all_fit = recalibrate(x[fit], y[fit], says[fit])
+            scaled_both[answered] = _log_odds(all_fit, x[answered], says[answered]) - offset
+        missed_both = undecided / asked  # the answered pairs stand for all
+        linear_both, constant_both = missed_both * (1 - 2 * by_both), float((missed_both * by_both**2).sum())
+
+        def at(shift: float) -> tuple[float, float]:
+            """A possible rate, and the variance of the estimate at this rate."""
+            p, both = probability(scaled + shift), probability(scaled_both + shift)
+            return float(size @ p) / total, float(linear @ p + linear_both @ both) + constant + constant_both
+
+        squares = (1 / asked - 1) * (y - by_score) ** 2 + undecided * (y - by_both) ** 2
+        return no_surprise(count, float(rate), at, offset, (squares / inclusion)[told].sum(), total)
+
+
+@dataclass(frozen=True)
+class Draw(Population):
+    """A random order of the pairs, for the noise rate."""
 
     @cached_property
     def _cell_rates(self) -> FloatArray:
@@ -187,43 +264,12 @@ class Draw:
         count, total = len(mismatched), len(self.mismatch)
         if count < min(LEAST, total) or not total:
             return None
-        odds, cells, counts = self._cells
+        _, cells, counts = self._cells
         drawn = self.order[: max(count, len(answers))]
-        cell, fold = cells[drawn], self._fold[drawn]
+        cell = cells[drawn]
         asked, inclusion = self._cell_inclusion(len(drawn)), self._cell_inclusion(count)  # (C,)
         y, says = _padded(mismatched, len(drawn)), _padded(answers, len(drawn))
-        told, answered, x = ~np.isnan(y), ~np.isnan(says), odds[cell]
-
-        others = [told & (fold != own) for own in range(FOLDS)]
-        fits = [recalibrate(x[other], y[other]) for other in others]
-        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (F, C)
-        by_score = expected[fold, cell]
-        by_both = by_score.copy()
-        for own in range(FOLDS) if answered.any() else ():
-            fit, here = others[own] & answered, answered & (fold == own)
-            by_both[here] = probability(_log_odds(recalibrate(x[fit], y[fit], says[fit]), x[here], says[here]))
-        corrections = (by_both - by_score) / asked[cell] + np.where(told, y - by_both, 0.0) / inclusion[cell]
-        rate = ((counts * expected).sum() + corrections.sum()) / total
-
-        slope, offset = recalibrate(x[told], y[told])
-        missed, size, scaled = counts * (1 - asked) / asked, counts.sum(axis=0), slope * odds
-        # A sum of squares is expected to be that of p (1 - p) + (p - expected)^2, which is linear in p.
-        linear, constant = (missed * (1 - 2 * expected)).sum(axis=0), float((missed * expected**2).sum())
-        undecided, scaled_both = (1 / inclusion - 1 / asked)[cell], slope * x
-        if answered.any():
-            fit = told & answered
-            all_fit = recalibrate(x[fit], y[fit], says[fit])
-            scaled_both[answered] = _log_odds(all_fit, x[answered], says[answered]) - offset
-        missed_both = undecided / asked[cell]  # the answered pairs stand for all
-        linear_both, constant_both = missed_both * (1 - 2 * by_both), float((missed_both * by_both**2).sum())
-
-        def at(shift: float) -> tuple[float, float]:
-            """A possible rate, and the variance of the estimate at this rate."""
-            p, both = probability(scaled + shift), probability(scaled_both + shift)
-            return float(size @ p) / total, float(linear @ p + linear_both @ both) + constant + constant_both
-
-        squares = (1 / asked - 1)[cell] * (y - by_score) ** 2 + undecided * (y - by_both) ** 2
-        return no_surprise(count, float(rate), at, offset, (squares / inclusion[cell])[told].sum(), total)
+        return self._estimate(count, drawn, y, says, asked[cell], inclusion[cell], counts * (1 - asked) / asked)
 
     def plan(
         self,

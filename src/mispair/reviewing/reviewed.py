@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 Policy = Literal["flagged", "decided"]
 Manifest = list[dict[str, Any]]
-_ACTIONS = {Verdict.KEEP: "kept", Verdict.DROP: "dropped", Verdict.REPAIR: "re-paired", Verdict.REWRITE: "rewritten"}
 
 
 @dataclass(frozen=True)
@@ -118,23 +117,8 @@ class Reviewed:
         keep = automatic.keep.copy() if policy == "flagged" else np.ones(len(ids), dtype=bool)
         image_from, caption_from = automatic.image_from.copy(), automatic.caption_from.copy()
         rewritten: dict[int, str] = {}
-        manifest: Manifest = []
-        for row, (name, image, caption) in enumerate(zip(ids, image_from.tolist(), caption_from.tolist(), strict=True)):
-            moved = row != image or row != caption
-            manifest.append(
-                {
-                    "id": name,
-                    "action": ("re-paired" if moved else "kept") if keep[row] else "dropped",
-                    "by": "audit" if policy == "flagged" or moved else "nobody",
-                    "match_score": scores[row],
-                    "replaced": "" if not moved else "left" if image != row else "right",
-                    "partner": "" if not moved else ids[image if image != row else caption],
-                    "time": "",
-                }
-            )
-        for row, one in self.decided.items():
-            if one.verdict is Verdict.UNSURE:
-                continue
+        decided = {row: one for row, one in self.decided.items() if one.verdict is not Verdict.UNSURE}
+        for row, one in decided.items():
             keep[row] = one.verdict is not Verdict.DROP
             image_from[row] = caption_from[row] = row
             if one.verdict is Verdict.REWRITE:
@@ -146,16 +130,23 @@ class Reviewed:
                         "decide on it again in the review."
                     )
                 (image_from if one.replaced == "left" else caption_from)[row] = self.rows[one.partner]
-            manifest[row] |= {
-                "action": _ACTIONS[one.verdict],
-                "by": (one.reviewer or "a person") + (f", as {one.accepted} suggests" if one.accepted else ""),
-                "replaced": one.replaced,
-                "partner": one.partner,
-                "time": one.time.isoformat(timespec="seconds"),
-            }
         edits = Edits(keep, image_from, caption_from, rewritten)
-        for row in np.flatnonzero(edits.repeats(source.groups)).tolist():
-            manifest[row]["action"] = "repeated"
+        repeated = edits.repeats(source.groups)
+        manifest: Manifest = []
+        for row, (name, image, caption) in enumerate(zip(ids, image_from.tolist(), caption_from.tolist(), strict=True)):
+            moved, by_person = row != image or row != caption, decided.get(row)
+            by_audit = "dropped" if not keep[row] else "re-paired" if moved else "kept"
+            manifest.append(
+                {
+                    "id": name,
+                    "action": "repeated" if repeated[row] else by_person.verdict.past if by_person else by_audit,
+                    "by": by_person.by if by_person else "audit" if policy == "flagged" or moved else "nobody",
+                    "match_score": scores[row],
+                    "replaced": "" if not moved else "left" if image != row else "right",
+                    "partner": "" if not moved else ids[image if image != row else caption],
+                    "time": by_person.time.isoformat(timespec="seconds") if by_person else "",
+                }
+            )
         return edits.each_once(source.groups), manifest
 
     def columns(self, edits: Edits) -> AuditColumns:

@@ -320,7 +320,8 @@ class _Server:
         if decision.mode is Mode.RATE and len(rows) == 1:
             decision = replace(decision, inclusion=self.review.inclusion(rows[0]), draw=self.review.draw_key)
         decided = self.review.decide(rows, decision)
-        message = f"{_PAST[decision.verdict]} {f'{len(decided)} pairs' if len(decided) > 1 else decided[0].id}."
+        what = f"{len(decided)} pairs" if len(decided) > 1 else decided[0].id
+        message = f"{what}: {decision.verdict.past}."
         if address.mode == "browse" and address.view == "one":
             _, after = self.review.neighbours(rows[0], address.filter, address.state)
             address = replace(address, at=rows[0] if after is None else after)
@@ -354,12 +355,3 @@ def _without_repeats(counts: dict[str, int]) -> dict[str, int]:
     """
     repeats = {f"its {reason}" for reason in counts}
     return {reason: count for reason, count in counts.items() if reason not in repeats}
-
-
-_PAST = {
-    Verdict.KEEP: "Kept",
-    Verdict.DROP: "Dropped",
-    Verdict.REPAIR: "Re-paired",
-    Verdict.REWRITE: "Rewritten",
-    Verdict.UNSURE: "Unsure about",
-}

@@ -79,7 +79,10 @@ class Answers(ReviewFile):
     def _select(self, condition: str, *values: str | None) -> list[Answer]:
         with self._safely():
             rows = self._file.execute(f"SELECT {_COLUMNS} FROM answers WHERE {condition}", values).fetchall()
-        return [Answer(*texts, AnswerKind(kind), text) for *texts, kind, text in rows]
+        return [
+            Answer(question, annotator, name, pair, caption, AnswerKind(kind), text)
+            for question, annotator, name, pair, caption, kind, text in rows
+        ]
 
     @property
     def last(self) -> tuple[int, str | None]:
@@ -116,4 +119,3 @@ class Answers(ReviewFile):
         """Forget a call refused by a busy annotator."""
         with self._transaction():
             self._file.execute("DELETE FROM calls WHERE number = ?", (number,))
-

@@ -145,16 +145,16 @@ class Population:
         odds, cells, _ = self._cells
         total, weights = len(self.mismatch), np.ones(len(rows)) if stands_for is None else stands_for
         inclusion = np.minimum(1, weights.sum() / total / weights)
-        places, missed = self._fold[rows] * len(odds) + cells[rows], (1 / inclusion - 1) / inclusion
-        spread = np.bincount(places, missed, FOLDS * len(odds)).reshape(FOLDS, -1)  # each stands for 1 / i pairs
+        missed = np.zeros((FOLDS, len(odds)))
+        np.add.at(missed, (self._fold[rows], cells[rows]), (1 / inclusion - 1) / inclusion)  # for 1 / inclusion pairs
         none = np.full(len(rows), np.nan)
-        return self._estimate(len(rows), rows, mismatched, none, inclusion, inclusion, spread)
+        return self._estimate(len(rows), rows, mismatched, none, inclusion, inclusion, missed)
 
     def _estimate(
         self,
         count: int,
-        drawn: IntArray,
-        y: FloatArray,
+        drawn: npt.NDArray[np.signedinteger],
+        y: npt.NDArray[np.floating],
         says: FloatArray,
         asked: FloatArray,
         inclusion: FloatArray,

@@ -94,11 +94,11 @@ def test_the_report_shows_what_nobody_has_seen_first(
     audit: Audit, answers: dict[int, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = {f"p{row}" for row, right in answers.items() if right == WRONG}
-    page = make_page(audit)
+    page = make_page(audit.reported)
     assert page.summary.flagged == len(page.worst) + max(0, page.summary.flagged - 24)
     assert {pair.id for pair in page.worst[:-2]}.isdisjoint({f"p{row}" for row in answers})
-    monkeypatch.setattr("mispair.auditing.report.page.WORST", ROWS)
-    page = make_page(audit)
+    monkeypatch.setattr("mispair.auditing.findings.WORST", ROWS)
+    page = make_page(audit.reported)
     assert {pair.id for pair in page.worst[-2:]} == wrong
     assert len(page.worst) == page.summary.flagged
     for pair in page.worst:

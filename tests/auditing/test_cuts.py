@@ -88,7 +88,7 @@ def test_an_audit_with_a_cut_of_ones_own() -> None:
     assert best.summary.flag_below == best.threshold == pytest.approx(np.sort(plain.match_score)[120])
     assert [cut.flagged for cut in best.summary.cuts if cut.flag_below == best.threshold] == [120]
     assert best.table.column("is_mismatch").to_pylist() == best.is_mismatch.tolist()
-    assert "Flagged pairs by threshold" in render(make_page(best))
+    assert "Flagged pairs by threshold" in render(make_page(best.reported))
 
 
 # ---------------------------------------------------------------------- parts
@@ -126,7 +126,7 @@ def test_a_summary_by_a_column(tmp_path: Path) -> None:
     assert sum(part.flagged for part in found.summary.parts) == found.summary.flagged
     assert found.table["source"].to_pylist() == ["ab"[row % 3 == 0] for row in range(300)]
     assert "source" not in audit_source(source, Settings()).table.column_names
-    assert "By origin" in render(make_page(found))
+    assert "By origin" in render(make_page(found.reported))
     with refused(InvalidValueError, where="by", names="origin"):
         audit_source(source, Settings(by="where"))
 

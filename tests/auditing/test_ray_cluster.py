@@ -27,7 +27,7 @@ from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_store import encoded_folder
 from mispair.auditing.ray_cluster import connect
-from mispair.auditing.ray_encoding import encode_blocks
+from mispair.auditing.ray_encoding import Encoding, encode_blocks
 from mispair.pairs import remote
 from ray_stand_in import StandIn
 from s3_store import BUCKET, s3_store
@@ -57,7 +57,7 @@ def workers() -> set[int]:
                 line = (place / "cmdline").read_bytes()
             except OSError:
                 continue
-            if line.startswith(b"ray::MapBatches"):
+            if line.startswith((b"ray::score", b"ray::encode_block")):
                 found.add(int(place.name))
     return found
 
@@ -139,7 +139,7 @@ def test_photos_in_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         data, out = AuditInput(Path(store.upload(tars, "tars"))), Path(f"s3://{BUCKET}/out")
         with two_machines() as killed, connect() as module:
             with encoded_folder(out, {}) as place:
-                found = encode_blocks(module, data, find_blocks(data), place, data.models)
+                found = encode_blocks(module, Encoding(data, find_blocks(data), place, data.models))
             sizes = {path.name: path.stat().st_size for path in tars.iterdir()}
             assert sizes.keys() == read.keys()
             assert sum(read[name] > sizes[name] for name in sizes) <= len(killed)  # killed in the middle

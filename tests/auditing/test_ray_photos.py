@@ -25,7 +25,7 @@ from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_store import encoded_folder
-from mispair.auditing.ray_encoding import encode_blocks
+from mispair.auditing.ray_encoding import Encoding, encode_blocks
 from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.encoders.encode import Encoders, Outcome, encode_to_folder
@@ -119,7 +119,7 @@ def table(folder: Path) -> Path:
 def by_ray(source: Path, out: Path, ray: StandIn | None = None) -> Outcome:
     data = AuditInput(source, image_model="a", text_model="l")
     with encoded_folder(out, {"source": str(source)}) as place:
-        return encode_blocks(ray or StandIn(), data, find_blocks(data), place, data.models)
+        return encode_blocks(ray or StandIn(), Encoding(data, find_blocks(data), place, data.models))
 
 
 def by_itself(source: Path, out: Path) -> Outcome:
@@ -247,7 +247,7 @@ def test_photos_in_a_store_with_a_table_or_texts(tmp_path: Path, layout: Any, mo
         monkeypatch.setattr(ray_engine, "ALONE", alone)
         ray = StandIn()
         audit_path(AuditInput(url, **models), out, CPU, cluster=ray)
-        assert ray.calls["_Encoding"] == 4
+        assert ray.calls["encode_block"] == 4
         found = audited(out)
         for name in local if alone else ("id", "image", "caption", "status"):
             assert found[name] == local[name]
@@ -282,12 +282,12 @@ def test_a_tar_that_cannot_be_read_is_a_row_with_a_status(tmp_path: Path) -> Non
 def test_errors_of_workers_are_sentences(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = AuditInput(tars(tmp_path / "in"), image_model="a", text_model="l")
     with refused(NotFoundError, str(tmp_path / "out")):  # as where another machine does not see it
-        encode_blocks(StandIn(), data, find_blocks(data), str(tmp_path / "out"), data.models)
+        encode_blocks(StandIn(), Encoding(data, find_blocks(data), str(tmp_path / "out"), data.models))
     found = find_blocks(data)
     with encoded_folder(tmp_path / "out", {}) as place:
         (tmp_path / "in").rename(tmp_path / "moved")
         with refused(NotFoundError, str(tmp_path / "in")):
-            encode_blocks(StandIn(), data, found, place, data.models)
+            encode_blocks(StandIn(), Encoding(data, found, place, data.models))
         (tmp_path / "moved").rename(tmp_path / "in")
 
         def missing(*_: str) -> None:
@@ -295,7 +295,7 @@ def test_errors_of_workers_are_sentences(tmp_path: Path, monkeypatch: pytest.Mon
 
         monkeypatch.setattr(encode, "image_encoder", missing)
         with refused(MissingPackageError, "timm"):
-            encode_blocks(StandIn(), data, found, place, data.models)
+            encode_blocks(StandIn(), Encoding(data, found, place, data.models))
     assert not (tmp_path / "out/img_emb").exists()
 
 

@@ -30,7 +30,7 @@ from mispair.auditing.scoring.scan import READABLE, Scan, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.scoring.views import joined
-from mispair.auditing.summary import SIDES, NoiseEstimate, check_cut, threshold, values_by
+from mispair.auditing.summary import SIDES, AuditSummary, NoiseEstimate, check_cut, threshold, values_by
 from mispair.auditing.tool_files import Tool, export
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
@@ -77,9 +77,13 @@ class Settings(AuditOptions):
     """Ids of pairs with a re-paired left item, and with a re-paired right item; these are not suggested again."""
 
 
-class Results(Reported, Protocol):
+class Results(Protocol):
     """What is written of an audit."""
 
+    @property
+    def reported(self) -> Reported: ...
+    @property
+    def summary(self) -> AuditSummary: ...
     @property
     def suggestions(self) -> pyarrow.Table: ...
     def parts(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]: ...
@@ -100,7 +104,7 @@ class Audit(Findings):
 
     def to_html(self, path: str | Path) -> None:
         """Write the report: one self-contained page."""
-        write_atomically(path, render(make_page(self)).encode())
+        write_atomically(path, render(make_page(self.reported)).encode())
 
     def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Write a copy of the input, in its own layout, without flagged and unreadable pairs."""

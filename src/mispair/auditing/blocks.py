@@ -20,7 +20,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.compute.threads import parallel_each
 from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.encoders.encode import SHARD
-from mispair.errors import ConflictError, DamagedError, DataError, NotFoundError
+from mispair.errors import ConflictError, DamagedError, DataError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.layouts.clip_retrieval import PARTS
 from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.remote import Store, fetch, url_of, version_of
@@ -31,6 +31,7 @@ from mispair.support.files import short_hash
 
 ROWS = 1 << 16  # of a block that is cut from one file
 _TABLES = (".csv", ".tsv", ".psv", ".parquet", ".pq")
+UNREADABLE = DamagedError, ShapeError, TooFewError  # of one block; others end the audit
 _AT_A_TIME = 8  # images that are fetched
 _LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
     {"img_emb/.npy", "text_emb/.npy"},
@@ -192,7 +193,7 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
             source.name = store.url
             if any(len(widths) > 1 for widths in block.views):
                 sides = zip((source.left, source.right), block.views, strict=True)
-                source.left, source.right = (_cut(side, widths) for side, widths in sides)
+                source.left, source.right = (cut(side, widths) for side, widths in sides)
             if data.images is None and data.source is not None and "://" not in store.url:
                 source.images = (data.source / "images", data.source, Path())
         except DataError as error:
@@ -229,7 +230,7 @@ def _table(pickled: bytes, name: str) -> Table:
     return open_table(copy, columns=data.columns)
 
 
-def _cut(side: SideRows, widths: Sequence[int]) -> SideRows:
+def cut(side: SideRows, widths: Sequence[int]) -> SideRows:
     """Return views that were written side by side."""
     parts = np.split(side.block(0, len(side), side.dtype), np.cumsum(widths)[:-1], axis=1)
     return join_views([SideRows.of([ArrayRows(part)]) for part in parts], "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mispair.auditing.auditor import Auditor
 from mispair.auditing.match_scores import MatchScores, Scores
+from mispair.auditing.report.page import GROUPS, MEMBERS, WORST, Reported, read_rows, rows_to_show
 from mispair.auditing.scoring.calibration import PIECE, standardised
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
@@ -366,6 +367,31 @@ class Findings:
             seconds=round(self.seconds, 2),
             stages={name: round(seconds, 2) for name, seconds in self.stages.items()},
         )
+
+    @property
+    def reported(self) -> Reported:
+        """Content of the report."""
+        places = np.isin(self.suggested, list(self.checked)).argsort(kind="stable")[:WORST]
+        worst, groups = self.suggested[places], zip(SIDES, self.near_duplicates, strict=True)
+        found = Reported(
+            name=self.source.name,
+            command=self.command,
+            summary=self.summary,
+            tally=self.tally,
+            judge=self.judge,
+            worst=worst,
+            scores=self.match_score[worst],
+            reasons=self.reasons(worst),
+            new_rights=self.new_rights.take(places),
+            new_lefts=self.new_lefts.take(places),
+            near_duplicates=[
+                (side, group[:MEMBERS], len(group)) for side, found in groups for group in found.first(GROUPS // 2)
+            ],
+            near_duplicate_pairs=self.near_duplicate_pairs,
+            rows={},
+            images=self.source.images,
+        )
+        return replace(found, rows=read_rows(self.source, *rows_to_show(found)))
 
 
 def typical(judge: Judge, scan: Scan, matched: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:

@@ -187,7 +187,7 @@ def _write(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Res
     _write_tables(audit, out)
     write_table(out / SUGGESTIONS, [audit.suggestions], overwrite=True)
     write_table(out / SUGGESTIONS_CSV, [defused(audit.suggestions)], overwrite=True)
-    write_atomically(out / REPORT, render(make_page(audit)).encode())
+    write_atomically(out / REPORT, render(make_page(audit.reported)).encode())
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
     folder.finish()
     return audit.summary

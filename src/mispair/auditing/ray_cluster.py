@@ -1,4 +1,4 @@
-"""Ray Data, as encoding and auditing use it. Ray is imported only when it is needed."""
+"""Ray, as encoding and auditing use it. It is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -7,19 +7,16 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from mispair.errors import InvalidValueError
+from mispair.errors import InvalidValueError, MispairError
 from mispair.support.extras import missing_package
 
-MOST_TASKS = 1000  # of one stage: each of them sees to one block after the other
-Batch = dict[str, npt.NDArray[Any]]
+MOST = 1000  # blocks that are given to workers at a time
 
 
 @contextmanager
@@ -55,39 +52,35 @@ def connect(address: str | None = None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def dataset(ray: Any, function: Callable[[Batch], Any], numbers: Sequence[int], actors: int = 0) -> Any:
-    """Call a function for each block, in tasks or in as many actors, each with a GPU; return a data set of Ray."""
-    data, count = ray.data, min(len(numbers), MOST_TASKS)
-    items = data.from_items([{"number": number} for number in numbers], override_num_blocks=count)
-    if not actors:
-        return items.map_batches(function, batch_size=1, batch_format="numpy")
-    pool = data.ActorPoolStrategy(min_size=1, max_size=min(actors, count))
-    return items.map_batches(
-        _Actor, fn_constructor_args=(function,), compute=pool, num_gpus=1, batch_size=1, batch_format="numpy"
-    )
+def task(ray: Any, function: Callable[..., Any], *, gpu: bool = False) -> Any:
+    """Return a task: `remote` calls the function in a process of the cluster, and returns a reference to its result."""
+    # A process stays, with its encoders, also where it has a GPU; lost calls are repeated.
+    return ray.remote(num_gpus=int(gpu), max_calls=0, max_retries=-1)(function)
 
 
-def each(ray: Any, function: Callable[[Batch], Any], numbers: Sequence[int], actors: int = 0) -> Iterator[Batch]:
-    if len(numbers):
-        data = dataset(ray, function, numbers, actors)
-        yield from data.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0)
+def result(ray: Any, reference: Any) -> Any:
+    """Return the result of a call.
+
+    Raises:
+        MispairError: The function raised it.
+    """
+    try:
+        return ray.get(reference)
+    except MispairError as error:
+        raise getattr(error, "cause", error) from None  # without the stack of the worker
 
 
-def joined(batches: Iterator[Batch], by: str = "row") -> Batch:
-    """Join batches, sorted by row number; nothing without any."""
-    found = list(batches)
-    if not found:
-        return {}
-    together = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]}
-    order = together[by].argsort()
-    return {name: values[order] for name, values in together.items()}
-
-
-@dataclass
-class _Actor:
-    """Call a function in a process with its own GPU and caches."""
-
-    function: Callable[[Batch], Batch]
-
-    def __call__(self, batch: Batch) -> Batch:
-        return self.function(batch)
+def each(
+    ray: Any,
+    function: Callable[..., Any],
+    numbers: Iterable[int],
+    *given: Any,
+    workers: int | None = None,
+    gpu: bool = False,
+) -> Iterator[Any]:
+    """Call a function for each block, with its number as the last argument; yield the results in their order."""
+    remote, shared, waiting = task(ray, function, gpu=gpu).remote, [ray.put(one) for one in given], iter(numbers)
+    running = deque(remote(*shared, number) for number in islice(waiting, workers or MOST))
+    while running:
+        yield result(ray, running.popleft())
+        running += [remote(*shared, number) for number in islice(waiting, 1)]

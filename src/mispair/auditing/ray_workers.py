@@ -1,36 +1,30 @@
-"""What the workers of an audit on Ray do with a block: count, draw, score, compare, and write its table."""
+"""What the workers of an audit on Ray do with a block: draw, score, compare, and write its table."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import pickle
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import pyarrow.parquet
 import torch
 
-from mispair.auditing.audit import (
-    MAX_SUGGESTED,
-    Settings,
-    shared_notes,
-)
+from mispair.auditing.audit import MAX_SUGGESTED, Settings, shared_notes
 from mispair.auditing.auditor import Auditor, checked_answers
-from mispair.auditing.blocks import Block, Rows, count_rows, opened
+from mispair.auditing.blocks import UNREADABLE, Block, Rows, opened
 from mispair.auditing.findings import Findings
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.match_scores import WORDLESS, MatchScores, limits
 from mispair.auditing.output_files import LEARNED
-from mispair.auditing.ray_cluster import Batch
-from mispair.auditing.report.page import GROUPS, MEMBERS
+from mispair.auditing.report.page import GROUPS, MEMBERS, Row, read_rows
 from mispair.auditing.scoring.near_duplicates import (
     BITS,
     DisjointSets,
@@ -40,15 +34,13 @@ from mispair.auditing.scoring.near_duplicates import (
     sketch,
 )
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.scoring.reasons import KINDS, USUALLY, Usual, caption_reason, image_reasons
+from mispair.auditing.scoring.reasons import KINDS, USUALLY, Bits, Usual, caption_reason, image_reasons
 from mispair.auditing.scoring.reasons import WORDLESS as EMPTY_KINDS
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults
 from mispair.auditing.scoring.shared_items import SharedItems, SomeVectors, combined
 from mispair.auditing.scoring.views import with_joins
-from mispair.auditing.summary import SHARD, SIDES
-from mispair.errors import (
-    DataError,
-)
+from mispair.auditing.summary import SHARD, SIDES, Tally
+from mispair.errors import DamagedError, DataError
 from mispair.functional.logistic import probability
 from mispair.pairs.remote import Store
 from mispair.pairs.row_ids import RowIds, Texts, as_texts
@@ -63,6 +55,7 @@ QUARTERS = 4  # of the first sketch: rows with an equal one meet, where not all 
 STEPS = np.unique(probability(np.linspace(-20, 20, 80_001)).astype(np.float32))
 SCORES, TABLES, ITEMS = "scores", "tables", "items.parquet"
 _WORDLESS_BITS = sum(1 << KINDS.index(kind) for kind in EMPTY_KINDS)
+Columns = dict[str, npt.NDArray[Any]]  # some rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +72,7 @@ class Known:
         empty = np.mean([caption_reason(text, usual) in EMPTY_KINDS for text in captions])
         return cls((SomeVectors.of(left), SomeVectors.of(right)), usual, _WORDLESS_BITS if empty < USUALLY else 0)
 
-    def seen(self, captions: Sequence[str]) -> npt.NDArray[np.uint16]:
+    def seen(self, captions: Sequence[str]) -> Bits:
         """Return (n,) the reasons in captions, as bits of `reasons.KINDS`."""
         reasons = (caption_reason(text, self.usual) for text in captions)
         return np.array([1 << KINDS.index(reason) if reason else 0 for reason in reasons], dtype=np.uint16)
@@ -108,16 +101,16 @@ class Job:
     def store(self) -> Store:
         return Store(self.work)
 
-    @contextlib.contextmanager
+    @contextmanager
     def open(self, number: int) -> Iterator[Rows]:
         """Open the rows of a block, with one vector an item once the auditor is fitted."""
         with opened(self.data, self.blocks[number]) as rows:
             joins = None if self.known is None else self.auditor().joins
             yield rows if joins is None else rows._replace(source=with_joins(rows.source, joins))
 
-    def given(self, number: int, rows: Rows) -> contextlib.AbstractContextManager[Rows]:
+    def given(self, number: int, rows: Rows) -> AbstractContextManager[Rows]:
         """Open the rows of a block as they were given, with their images and columns; `rows` are the open ones."""
-        return contextlib.nullcontext(rows) if self.raw is None else opened(self.raw, self.raw_blocks[number])
+        return nullcontext(rows) if self.raw is None else opened(self.raw, self.raw_blocks[number])
 
     def auditor(self, device: str = "cpu") -> Auditor:
         """Return the fitted auditor, read once a process."""
@@ -144,195 +137,112 @@ class Verdict:
     scored: int  # number of readable rows
     typical: FloatArray  # (m,) mean standardised measures of pairs that are not flagged
     worst: IntArray  # the lowest flagged rows
-    seen: npt.NDArray[np.uint16]  # reasons in the images of these
+    seen: Bits  # reasons in the images of these
     new_rights: Partners  # for these
     new_lefts: Partners
-    rows: IntArray  # all rows that can be partners, ascending
-    names: npt.NDArray[np.str_]  # ids of these
+    names: dict[int, str]  # ids of all rows that can be partners
 
     def ids(self, rows: IntArray) -> list[str]:
         """Return the ids of possible partners."""
-        found: list[str] = self.names[np.searchsorted(self.rows, rows)].tolist()
-        return found
+        return [self.names[row] for row in rows.tolist()]
 
 
-def count(job: Job, batch: Batch) -> Batch:
-    """Count the rows of a block; an unreadable block has one row, with a status."""
-    number = int(batch["number"][0])
-    try:
-        rows = count_rows(job.data, job.blocks[number])
-    except DataError:
-        rows = 1
-    return {"number": np.array([number]), "rows": np.array([rows])}
-
-
-def sampled(job: Job, rows: IntArray, ids: Sequence[str], look: bool, batch: Batch) -> Iterator[Batch]:
+def draw(job: Job, rows: IntArray, ids: Sequence[str], look: bool, number: int) -> Columns:
     """Read rows of a block by their numbers or ids; `look` at their images, too."""
-    number = int(batch["number"][0])
     own, start = job.own(number, rows), int(job.starts[number])
-    try:
-        with job.open(number) as here:
-            source = here.source
-            if ids:
-                every = np.arange(start, start + here.stop - here.start)
-                own = np.union1d(own, every[np.isin(_ids(source, every - start + here.start, every), ids)])
-            if not len(own):
-                return
-            places = here.start + own - start
-            good = np.array([int(row) not in source.known for row in places], dtype=np.bool_)
-            left, right = source.gather(places)
-            good &= faults(torch.from_numpy(left), torch.from_numpy(right)) == READABLE
-            if job.known is None:  # the sample says how they are joined
-                sides = views_of(source.left), views_of(source.right)
-                left, right = (np.hstack([view.gather(places) for view in views]) for views in sides)
-            seen = np.zeros(len(own), dtype=np.uint16)
-            if look and source.has_images:
-                with job.given(number, here) as given:
-                    looked = given.start + own - start
-                    seen = image_reasons(looked, given.source.image_reader(looked))
-            yield {
-                "row": own, "left": left, "right": right, "id": np.array(_ids(source, places, own), dtype=np.str_),
-                "caption": np.array(source.texts(places), dtype=np.str_), "joint": np.full(len(own), source.joint),
-                "good": good, "seen": seen,
-            }  # fmt: skip
-    except DataError:
-        return
+    with suppress(*UNREADABLE), job.open(number) as here:
+        source = here.source
+        if ids:
+            every = np.arange(start, start + here.stop - here.start)
+            own = np.union1d(own, every[np.isin(_ids(source, every - start + here.start, every), ids)])
+        places = here.start + own - start
+        good = np.array([int(row) not in source.known for row in places], dtype=np.bool_)
+        left, right = source.gather(places)
+        good &= faults(torch.from_numpy(left), torch.from_numpy(right)) == READABLE
+        if job.known is None:  # the sample says how they are joined
+            sides = views_of(source.left), views_of(source.right)
+            left, right = (np.hstack([view.gather(places) for view in views]) for views in sides)
+        seen = np.zeros(len(own), dtype=np.uint16)
+        if look and source.has_images:
+            with job.given(number, here) as given:
+                looked = given.start + own - start
+                seen = image_reasons(looked, given.source.image_reader(looked))
+        return {
+            "row": own, "left": left, "right": right, "id": np.array(_ids(source, places, own), dtype=np.str_),
+            "caption": np.array(source.texts(places), dtype=np.str_), "joint": np.full(len(own), source.joint),
+            "good": good, "seen": seen,
+        }  # fmt: skip
+    return {}
 
 
-def score(job: Job, batch: Batch) -> Batch:
+def score(job: Job, number: int) -> None:
     """Measure the rows of a block, and write their scores."""
-    number = int(batch["number"][0])
     start, stop = job.starts[number : number + 2].tolist()
     try:
         with job.open(number) as rows:
             if rows.stop - rows.start != stop - start:
-                raise DataError(f"{rows.stop - rows.start:,} rows and not {stop - start:,}")
+                raise DamagedError(f"{rows.stop - rows.start:,} rows and not {stop - start:,}")
             pieces = range(rows.start, rows.stop, AT_ONCE)
             found = [_measured(job, number, rows, begin, min(begin + AT_ONCE, rows.stop)) for begin in pieces]
-    except DataError as error:
-        found = [_unreadable(job, number, str(error))]
+    except UNREADABLE as error:
+        row, source = np.arange(start, stop), Source(names=RowIds(known=dict.fromkeys(range(stop - start), str(error))))
+        measures, codes = np.zeros((stop - start, len(job.auditor().judge.names) + 1)), 2 * CODES * [np.zeros_like(row)]
+        ids, origin = [f"row#{number}" for number in row.tolist()], [job.blocks[number].name] * len(row)
+        nothing = np.zeros(len(row), dtype=np.uint8)
+        found = [_table(job, row, source, range(len(row)), nothing, ids, origin, measures, codes)]
     job.store.write_table(f"{SCORES}/{file_name(number)}", pyarrow.concat_tables(found))
-    return {"number": np.array([number])}
 
 
 def _measured(job: Job, number: int, rows: Rows, begin: int, end: int) -> pyarrow.Table:
-    source, auditor, known = rows.source, job.auditor(job.settings.device), job.known
+    """Measure some rows of a block."""
+    source, auditor, known, places = rows.source, job.auditor(job.settings.device), job.known, range(begin, end)
     assert known is not None
     left, right = (torch.from_numpy(side) for side in source.block(begin, end))
     views = ([view.block(begin, end) for view in views_of(side)] for side in (source.left, source.right))
-    scores, measures = auditor.measured(*views)
-    codes = faults(left, right).tolist()
-    status = [source.known.get(row, FAULTS[code]) for row, code in zip(range(begin, end), codes, strict=True)]
-    bad = np.array([word != FAULTS[READABLE] for word in status])
     row = np.arange(begin, end) - rows.start + job.starts[number]
     by, origin = job.settings.by, [job.blocks[number].name] * len(row)
     if by not in (None, SHARD):
         with job.given(number, rows) as given:
             if given.source.table is not None:
                 origin = given.source.table.cells(str(by), given.start + np.arange(begin, end) - rows.start)
+    codes = []
+    for side, some in zip((left, right), known.some, strict=True):
+        finite, mean = side.nan_to_num(0.0, 0.0, 0.0), torch.from_numpy(some.mean.astype(np.float32))
+        codes += [sketch(finite, mean, code).view(np.int64) for code in range(CODES)]
+    found, ids = np.column_stack(auditor.measured(*views)), _ids(source, np.arange(begin, end), row)
+    return _table(job, row, source, places, faults(left, right), ids, origin, found, codes)
+
+
+def _table(
+    job: Job,
+    row: IntArray,
+    source: Source,
+    places: range,  # of the rows in the source
+    faulty: npt.NDArray[np.uint8],  # (n,) keys of FAULTS
+    ids: list[str],
+    origin: Sequence[str],
+    measures: FloatArray,  # (n, 1 + m) match scores and measures
+    codes: Sequence[IntArray],  # (n,) sketches of left items, then of right items
+) -> pyarrow.Table:
+    """Make the table of what was measured of some rows."""
+    status = [source.known.get(place, FAULTS[code]) for place, code in zip(places, faulty.tolist(), strict=True)]
+    assert job.known is not None
+    items = source.item_columns(places.start, places.stop)
+    names = [f"{side}_{code}" for side in SIDES for code in range(CODES)]
     columns = {
         "row": row,
-        "id": _ids(source, np.arange(begin, end), row),
-        **{name: [""] * len(row) for name in job.columns},
-        **{name: cells for name, cells in source.item_columns(begin, end).items() if name in job.columns},
+        "id": ids,
+        **{name: items.get(name, [""] * len(row)) for name in job.columns},
         "source": origin,
         "status": status,
-        "match_score": pyarrow.array(scores, mask=bad),
-        "seen": known.seen(source.texts(range(begin, end))) if source.has_texts else np.zeros(len(row), np.uint16),
-        **{name: measures[:, place] for place, name in enumerate(auditor.judge.names)},
-    }
-    for name, side, some in zip(SIDES, (left, right), known.some, strict=True):
-        finite, mean = side.nan_to_num(0.0, 0.0, 0.0), torch.from_numpy(some.mean.astype(np.float32))
-        columns |= {f"{name}_{code}": sketch(finite, mean, code).view(np.int64) for code in range(CODES)}
-    return pyarrow.table(columns)
-
-
-def _unreadable(job: Job, number: int, problem: str) -> pyarrow.Table:
-    """Make the rows of an unreadable block, with its problem as their status."""
-    row = np.arange(*job.starts[number : number + 2])
-    nothing = pyarrow.nulls(len(row), pyarrow.float32())
-    columns = {
-        "row": row,
-        "id": [f"row#{number}" for number in row.tolist()],
-        **{name: [""] * len(row) for name in job.columns},
-        "source": [job.blocks[number].name] * len(row),
-        "status": [problem] * len(row),
-        "match_score": nothing,
-        "seen": np.zeros(len(row), np.uint16),
-        **dict.fromkeys(job.auditor().judge.names, nothing),
-        **{f"{name}_{code}": np.zeros_like(row) for name in SIDES for code in range(CODES)},
+        "match_score": pyarrow.array(
+            measures[:, 0].astype(np.float32), mask=np.array([word != FAULTS[READABLE] for word in status])
+        ),
+        "seen": job.known.seen(source.texts(places)) if source.has_texts else np.zeros(len(row), np.uint16),
+        **dict(zip(job.auditor().judge.names, measures[:, 1:].T, strict=True)),
+        **dict(zip(names, codes, strict=True)),
     }
     return pyarrow.table(columns)
-
-
-@dataclass(frozen=True)
-class _Scored:
-    """The rows of a block with their match scores, and the evidence for these."""
-
-    table: pyarrow.Table
-    bad: npt.NDArray[np.bool_]  # (n,) whether each row is unreadable
-    measures: npt.NDArray[np.float32]  # (n, m)
-    items: SharedItems
-    seen: npt.NDArray[np.uint16]  # (n,) reasons in captions
-    wordless: npt.NDArray[np.bool_]  # (n,) whether captions say nothing about an image
-    match: npt.NDArray[np.float32]  # (n,) lowered for shared items and such captions
-    checked: dict[int, float]  # rows that a person has checked
-
-    @classmethod
-    def of(cls, job: Job, number: int) -> _Scored:
-        table, start, judge = job.scores(number), int(job.starts[number]), job.auditor().judge
-        assert job.known is not None
-        rows = np.arange(len(table))
-        bad = np.asarray(table["status"].to_pylist()) != FAULTS[READABLE]
-        measures = np.column_stack([table[name].to_numpy() for name in judge.names]).astype(np.float32)
-        measures[bad] = np.nan
-        shared = job.items()
-        shared = shared.filter((shared["row"].to_numpy() >= start) & (shared["row"].to_numpy() < start + len(table)))
-        place, first = shared["row"].to_numpy() - start, rows.copy()
-        own, unlike = [rows + start, rows + start], np.zeros((2, len(table)), dtype=np.int32)
-        first[place[~np.asarray(shared["is_first"])]] = -1
-        for side, name in enumerate(SIDES):
-            own[side][place], unlike[side][place] = shared[name].to_numpy(), shared[f"unlike_{name}"].to_numpy()
-        items = SharedItems(own[0], own[1], first, rows, unlike, (Groups.none(), Groups.none()), 0)
-        seen = table["seen"].to_numpy().astype(np.uint16)
-        wordless = (seen & job.known.wordless) > 0
-        match = np.array(table["match_score"].to_numpy(), dtype=np.float32)
-        many = np.maximum(WORDLESS * wordless, items.partners)
-        limited = np.flatnonzero((many > 0) & ~bad)
-        if len(limited):
-            sums = judge.combination.sums(measures[limited])
-            match[limited] = np.minimum(match[limited], limits(judge, sums, many[limited]))
-        answers = checked_answers(job.settings.checked)
-        ids = table["id"].to_pylist() if answers else []
-        checked = {row: float(answers[name]) for row, name in enumerate(ids) if name in answers and not bad[row]}
-        match[list(checked)] = list(checked.values())
-        return cls(table, bad, measures, items, seen, wordless, match, checked)
-
-
-def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
-    """Judge the rows of a block."""
-    scored, start = _Scored.of(job, number), int(job.starts[number])
-    table, rows = scored.table, np.arange(len(scored.table))
-    here = np.flatnonzero((verdict.worst >= start) & (verdict.worst < start + len(rows)))
-    scored.seen[verdict.worst[here] - start] |= verdict.seen[here]
-    status = table["status"].to_pylist()
-    names = RowIds(
-        as_texts(table["id"].to_pylist()), None, {row: status[row] for row in np.flatnonzero(scored.bad).tolist()}
-    )
-    texts = {name: Texts.of(table[name].to_pylist()) for name in ("image", "caption") if name in table.column_names}
-    return BlockFindings(
-        source=Source(names=names, image_names=texts.get("image"), captions=texts.get("caption")),
-        auditor=job.auditor(),
-        scan=Scan(scored.measures, np.where(scored.bad, BAD_IN_TABLE, READABLE).astype(np.uint8)),
-        scores=MatchScores(scored.match.astype(np.float64), rows[:0], scored.match[:0], checked=scored.checked),
-        match_score=scored.match,
-        suggested=verdict.worst[here] - start,
-        new_rights=verdict.new_rights.take(here), new_lefts=verdict.new_lefts.take(here),
-        items=scored.items,
-        seen=scored.seen,
-        threshold=verdict.below,
-        start=start, wordless=scored.wordless, origin=table["source"], verdict=verdict,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,11 +252,16 @@ class BlockFindings(Findings):
     start: int  # number of the first row in the whole
     wordless: npt.NDArray[np.bool_]  # (n,) whether captions say nothing about an image
     origin: pyarrow.ChunkedArray  # the block of each row, or its value of the column `by`
-    verdict: Verdict
+    verdict: Verdict | None = None  # about the whole, once it is known
 
-    def __post_init__(self) -> None:
-        vars(self)["_typical"] = self.verdict.typical  # in the place of a cached property
-        vars(self)["_origins"] = self.origin.combine_chunks().dictionary_encode()
+    @cached_property
+    def _typical(self) -> FloatArray:
+        assert self.verdict is not None
+        return self.verdict.typical
+
+    @cached_property
+    def _origins(self) -> pyarrow.DictionaryArray:
+        return self.origin.combine_chunks().dictionary_encode()
 
     def _piece(self, start: int, stop: int) -> pyarrow.Table:
         table = super()._piece(start, stop)
@@ -355,24 +270,75 @@ class BlockFindings(Findings):
         return table
 
     def _partner_ids(self, rows: IntArray) -> list[str]:
+        assert self.verdict is not None
         return self.verdict.ids(rows)
 
 
-def lowest(job: Job, batch: Batch) -> Batch:
-    """Return the lowest match scores of a block and, as negative rows, the counts between two `STEPS`."""
-    number = int(batch["number"][0])
-    score = _Scored.of(job, number).match
+def _found(job: Job, number: int) -> BlockFindings:
+    """Score the rows of a block: by what was measured, by their shared items, and by decisions of people."""
+    table, start, judge = job.scores(number), int(job.starts[number]), job.auditor().judge
+    assert job.known is not None
+    rows, status = np.arange(len(table)), table["status"].to_pylist()
+    bad = np.array([word != FAULTS[READABLE] for word in status], dtype=np.bool_)
+    measures = np.column_stack([table[name].to_numpy() for name in judge.names]).astype(np.float32)
+    measures[bad] = np.nan
+    shared = job.items()
+    shared = shared.filter((shared["row"].to_numpy() >= start) & (shared["row"].to_numpy() < start + len(table)))
+    place, first = shared["row"].to_numpy() - start, rows.copy()
+    own, unlike = [rows + start, rows + start], np.zeros((2, len(table)), dtype=np.int32)
+    first[place[~np.asarray(shared["is_first"])]] = -1
+    for side, name in enumerate(SIDES):
+        own[side][place], unlike[side][place] = shared[name].to_numpy(), shared[f"unlike_{name}"].to_numpy()
+    items = SharedItems(own[0], own[1], first, rows, unlike, (Groups.none(), Groups.none()), 0)
+    seen = table["seen"].to_numpy().astype(np.uint16)
+    wordless = (seen & job.known.wordless) > 0
+    match = np.array(table["match_score"].to_numpy(), dtype=np.float32)
+    many = np.maximum(WORDLESS * wordless, items.partners)
+    limited = np.flatnonzero((many > 0) & ~bad)
+    if len(limited):
+        sums = judge.combination.sums(measures[limited])
+        match[limited] = np.minimum(match[limited], limits(judge, sums, many[limited]))
+    answers = checked_answers(job.settings.checked)
+    ids = table["id"].to_pylist() if answers else []
+    checked = {row: float(answers[name]) for row, name in enumerate(ids) if name in answers and not bad[row]}
+    match[list(checked)] = list(checked.values())
+    texts = {name: Texts.of(table[name].to_pylist()) for name in job.columns}
+    known = {row: status[row] for row in np.flatnonzero(bad).tolist()}
+    return BlockFindings(
+        source=Source(
+            names=RowIds(as_texts(table["id"].to_pylist()), None, known),
+            image_names=texts.get("image"),
+            captions=texts.get("caption"),
+        ),
+        auditor=job.auditor(),
+        scan=Scan(measures, np.where(bad, BAD_IN_TABLE, READABLE).astype(np.uint8)),
+        scores=MatchScores(match.astype(np.float64), rows[:0], match[:0], checked=checked),
+        match_score=match,
+        suggested=rows[:0],
+        new_rights=Partners.none(0),
+        new_lefts=Partners.none(0),
+        items=items,
+        seen=seen,
+        start=start,
+        wordless=wordless,
+        origin=table["source"],
+    )
+
+
+def lowest(job: Job, number: int) -> tuple[IntArray, FloatArray, IntArray]:
+    """Return the rows of a block with the lowest match scores, these scores, and counts between two `STEPS`."""
+    score = _found(job, number).match_score
     row = job.starts[number] + np.flatnonzero(~np.isnan(score))
     score = score[~np.isnan(score)]
     chosen = np.lexsort((row, score))[:MAX_SUGGESTED]
-    steps, counts = np.unique(np.searchsorted(STEPS, score, side="right"), return_counts=True)
-    return {"row": np.append(row[chosen], -1 - steps), "value": np.append(score[chosen].astype(np.float64), counts)}
+    counts = np.bincount(np.searchsorted(STEPS, score, side="right"), minlength=len(STEPS) + 1)
+    return row[chosen], score[chosen], counts
 
 
-def keyed(job: Job, apart: int, batch: Batch) -> Batch:
+def keyed(job: Job, apart: int, number: int) -> Columns:
     """Return the sketches of the readable items of a block; items with the same key are compared."""
     names = [f"{side}_{code}" for side in SIDES for code in range(CODES)]
-    table = job.scores(int(batch["number"][0]), ["row", "match_score", *names])
+    table = job.scores(number, ["row", "match_score", *names])
     table = table.filter(table["match_score"].is_valid())
     row, parts = table["row"].to_numpy(), []
     for side, name in enumerate(SIDES):
@@ -381,10 +347,22 @@ def keyed(job: Job, apart: int, batch: Batch) -> Batch:
             value = (codes[0] >> (BITS // QUARTERS * quarter)) & 0xFFFF
             key = (side * (1 if apart == 1 else QUARTERS) + quarter) * apart + value % apart
             parts.append({"key": key, "row": row, **{f"code_{n}": one for n, one in enumerate(codes)}})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return joined(parts)
 
 
-def near(keys: int, cosines: Sequence[float], group: Batch) -> Batch:
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Join parts, of which some may be empty."""
+    some = [part for part in parts if part]
+    return {name: np.concatenate([part[name] for part in some]) for name in (some[0] if some else ())}
+
+
+def near_in(job: Job, cosines: Sequence[float], side: int) -> pyarrow.Table:
+    """Link the rows of all blocks with (nearly) the same item on one side."""
+    items = joined([keyed(job, 1, number) for number in range(len(job.blocks))])
+    return pyarrow.table(near(1, cosines, {name: values[items["key"] == side] for name, values in items.items()}))
+
+
+def near(keys: int, cosines: Sequence[float], group: Columns) -> Columns:
     """Link each row of a group to the first row with (nearly) the same item."""
     order = group["row"].argsort()
     rows, side = group["row"][order], int(group["key"][0] // keys)
@@ -435,8 +413,9 @@ def share(job: Job, *links: pyarrow.Table) -> None:
         "pairs": len(members),
         "notes": [] if items is None else shared_notes(items, np.ones(len(members), dtype=np.bool_)),
         "groups": [
-            [{"size": len(group), "rows": members[group[:MEMBERS]].tolist()} for group in groups.first(GROUPS // 2)]
-            for groups in found
+            (side, members[group[:MEMBERS]].tolist(), len(group))
+            for side, groups in zip(SIDES, found, strict=True)
+            for group in groups.first(GROUPS // 2)
         ],
     }
     job.store.write_table(ITEMS, pyarrow.table(columns).replace_schema_metadata({"about": json.dumps(about)}))
@@ -466,35 +445,46 @@ class _Scattered:
         return found
 
 
-def finish(job: Job, verdict: Verdict, batch: Batch) -> Batch:
+def finish(job: Job, verdict: Verdict, number: int) -> Tally:
     """Write the table of a block, and count its rows."""
-    number = int(batch["number"][0])
-    found = _found(job, number, verdict)
+    found = _found(job, number)
+    here = np.flatnonzero((verdict.worst >= found.start) & (verdict.worst < found.start + len(found)))
+    suggested, seen = verdict.worst[here] - found.start, found.seen.copy()
+    seen[suggested] |= verdict.seen[here]
+    found = replace(
+        found, threshold=verdict.below, suggested=suggested, new_rights=verdict.new_rights.take(here),
+        new_lefts=verdict.new_lefts.take(here), seen=seen, verdict=verdict,
+    )  # fmt: skip
     job.store.write_table(f"{TABLES}/{file_name(number)}", found.table)
     values = None if job.settings.by is None else found.origin.to_pylist()
-    tally = found.counted(verdict.scored, found.wordless, values, found.start)
-    return {"tally": np.array([pickle.dumps(tally)], dtype=object)}
+    return found.counted(verdict.scored, found.wordless, values, found.start)
 
 
 def file_name(number: int) -> str:
     return f"{number:06d}.parquet"
 
 
-def shown(job: Job, rows: IntArray, batch: Batch) -> Batch:
-    """Read the cells and images of rows of a block, for the report."""
-    number = int(batch["number"][0])
-    own = job.own(number, rows) - int(job.starts[number])
-    table = job.store.table(f"{TABLES}/{file_name(number)}").take(own)
-    names = ("id", "image", "caption", "match_score", "reason")
-    found = {name: np.array(table[name].to_pylist()) for name in names if name in table.column_names}
-    found["match_score"] = table["match_score"].to_numpy().astype(np.float32)
-    contents = np.full(len(own), b"", dtype=object)
-    if "image" in found:
-        with contextlib.suppress(DataError), job.open(number) as encoded, job.given(number, encoded) as here:
-            places = here.start + own
-            read = here.source.image_reader(places)
-            contents[:] = [read(place) or b"" for place in places.tolist()]
-    return {"row": own + int(job.starts[number]), **found, "content": contents}
+class Shown(NamedTuple):
+    """A row of the report."""
+
+    row: Row
+    score: float
+    reason: str
+
+
+def report_rows(job: Job, rows: IntArray, pictured: IntArray, number: int) -> dict[int, Shown]:
+    """Read rows of a block for the report, some of them with their images."""
+    own, start = job.own(number, rows), int(job.starts[number])
+    cells = job.store.table(f"{TABLES}/{file_name(number)}").take(own - start).to_pylist()
+    images = dict[int, Row]()
+    with suppress(DataError), job.open(number) as encoded, job.given(number, encoded) as here:
+        some = here.start - start + job.own(number, pictured)
+        images = {row - here.start + start: found for row, found in read_rows(here.source, some, some).items()}
+    found = {}
+    for row, cell in zip(own.tolist(), cells, strict=True):
+        image = replace(images.get(row, Row("", "")), id=cell["id"], caption=cell.get("caption", ""))
+        found[row] = Shown(image, cell["match_score"], cell["reason"])
+    return found
 
 
 def _ids(source: Source, places: IntArray, rows: IntArray) -> list[str]:

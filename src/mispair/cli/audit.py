@@ -309,7 +309,7 @@ def _encode_by_ray(arguments: EncodeArguments) -> Outcome:
     from mispair.auditing.blocks import find_blocks, state_of
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.output_store import encoded_folder
-    from mispair.auditing.ray_encoding import encode_blocks
+    from mispair.auditing.ray_encoding import Encoding, encode_blocks
     from mispair.encoders.encode import request_of
 
     if arguments.grid is not None:
@@ -326,7 +326,7 @@ def _encode_by_ray(arguments: EncodeArguments) -> Outcome:
         _cluster(arguments.engine, arguments.address) as cluster,
         encoded_folder(arguments.out, request, overwrite=arguments.overwrite) as place,
     ):
-        return encode_blocks(cluster, data, blocks, place, encoders, console=console())
+        return encode_blocks(cluster, Encoding(data, blocks, place, encoders), console=console())
 
 
 def _said(arguments: EncodeArguments, outcome: Outcome) -> int:

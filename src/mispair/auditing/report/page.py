@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,17 +18,15 @@ from mispair.auditing.match_scores import Scores
 from mispair.auditing.report import charts
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import MEANINGS
-from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.summary import BINS, NOTHING_IN_COMMON, AuditSummary, Tally, score_range
+from mispair.auditing.summary import BINS, NOTHING_IN_COMMON, SIDES, AuditSummary, Tally, score_range
 from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
 from mispair.support.formatting import listed, percent, plain
 from mispair.support.html import template
-from mispair.support.thumbnails import thumbnail
+from mispair.support.thumbnails import Thumbnail, thumbnail
 
 WORST, GROUPS, MEMBERS = 24, 8, 4  # shown
-MAX_IMAGES = 200
 _LONGEST_TEXT = 3000  # characters of a caption, so that the page stays small
 # How well a measure separates matched from mismatched pairs: its AUROC, and the word for it.
 _VERDICTS = ((0.95, "very well"), (0.85, "well"), (0.7, "fairly"), (0.55, "a little"), (0.0, "hardly at all"))
@@ -96,45 +94,45 @@ class Page:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-class Reported(Protocol):
-    """What a report needs of an audit; see `Findings`."""
+@dataclass(frozen=True)
+class Row:
+    """What a report shows of a row."""
 
-    @property
-    def source(self) -> Source: ...
-    @property
-    def judge(self) -> Judge: ...
-    @property
-    def summary(self) -> AuditSummary: ...
-    @property
-    def tally(self) -> Tally: ...
-    @property
-    def match_score(self) -> Scores | Mapping[int, float]: ...
-    @property
-    def checked(self) -> Mapping[int, float]: ...
-    @property
-    def suggested(self) -> IntArray: ...
-    @property
-    def new_rights(self) -> Partners: ...
-    @property
-    def new_lefts(self) -> Partners: ...
-    @property
-    def near_duplicates(self) -> tuple[Groups, Groups]: ...
-    @property
-    def near_duplicate_pairs(self) -> int: ...
-    @property
-    def command(self) -> str: ...
-    def reasons(self, rows: IntArray) -> list[str]: ...
+    id: str
+    caption: str
+    image: str = ""  # a data URI of a thumbnail, or empty
+    not_found: str = ""  # name of a missing image
+    unreadable: str = ""  # name of a file that is no image
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What a report needs of an audit."""
+
+    name: str  # of the data set
+    command: str
+    summary: AuditSummary
+    tally: Tally
+    judge: Judge
+    worst: IntArray  # (n,) the worst flagged rows; pairs that a person has checked come last
+    scores: Scores  # (n,) their match scores
+    reasons: list[str]
+    new_rights: Partners  # for them
+    new_lefts: Partners
+    near_duplicates: list[tuple[str, IntArray, int]]  # side, first rows and size of each of the largest groups
+    near_duplicate_pairs: int  # how many pairs have a (nearly) equal one
+    rows: Mapping[int, Row]  # all of them
+    images: tuple[Path, ...] = ()  # folders that were searched
 
 
 def make_page(audit: Reported) -> Page:
     """Collect the content of the report."""
-    lookup, judge, summary, tally = RowLookup(audit), audit.judge, audit.summary, audit.tally
+    judge, summary, tally, rows = audit.judge, audit.summary, audit.tally, audit.rows
     lowest, highest = score_range(judge)
     shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
     scale = summary.noise_rate * tally.scored / max(1, len(judge.null))
-    checked = np.isin(audit.suggested, list(audit.checked))  # these come last
     return Page(
-        name=audit.source.name,
+        name=audit.name,
         summary=summary,
         histogram=tally.by_match.tolist(),
         expected_matched=tally.expected_matched.tolist(),
@@ -142,15 +140,32 @@ def make_page(audit: Reported) -> Page:
         shuffled=(scale * shuffled).tolist(),
         lowest=lowest,
         highest=highest,
-        worst=[lookup.flagged(place) for place in checked.argsort(kind="stable")[:WORST].tolist()],
+        worst=[
+            Flagged(
+                id=rows[row].id,
+                score=score,
+                reason=reason,
+                left=_left(rows[row]),
+                right=_right(rows[row]),
+                new_lefts=_partners(audit.new_lefts, place, rows, _left),
+                new_rights=_partners(audit.new_rights, place, rows, _right),
+            )
+            for place, (row, score, reason) in enumerate(
+                zip(audit.worst.tolist(), audit.scores.tolist(), audit.reasons, strict=True)
+            )
+        ],
         near_duplicates=[
-            group
-            for side, groups in enumerate(audit.near_duplicates)
-            for group in lookup.near_duplicates(side, groups.first(GROUPS // 2))
+            NearDuplicates(
+                side,
+                tuple(rows[row].id for row in group.tolist()),
+                tuple((_left if side == "left" else _right)(rows[row]) for row in group.tolist()),
+                size - len(group),
+            )
+            for side, group, size in audit.near_duplicates
         ],
         near_duplicate_pairs=audit.near_duplicate_pairs,
         unreadable_rows=[(name, status) for _, name, status in tally.bad],
-        image_notes=lookup.notes(),
+        image_notes=_notes(audit),
         command=audit.command,
         versions={
             "mispair": mispair.__version__,
@@ -159,85 +174,64 @@ def make_page(audit: Reported) -> Page:
             "Python": platform.python_version(),
             "system": sys.platform,
         },
-    )  # fmt: skip
+    )
 
 
 def _count_images(count: int) -> str:
     return f"{count:,} image{'s' * (count != 1)}"
 
 
-class RowLookup:
-    """Look up captions and thumbnails of rows, at most `MAX_IMAGES` of them."""
+def _notes(audit: Reported) -> list[str]:
+    """Return notes on images that could not be shown."""
+    notes = []
+    if unreadable := {row.unreadable for row in audit.rows.values()} - {""}:
+        notes.append(f"{_count_images(len(unreadable))} could not be shown: their files cannot be read.")
+    if not_found := {row.not_found for row in audit.rows.values()} - {""}:
+        places = listed([plain(str(place.resolve())) for place in audit.images])
+        notes.append(f"{_count_images(len(not_found))} were not found in {places}; give their folder.")
+    return notes
 
-    def __init__(self, audit: Reported) -> None:
-        self.audit, self.source = audit, audit.source
-        self._left = MAX_IMAGES
-        self.unreadable = 0  # images
-        self.not_found: set[str] = set()  # names of images
-        self._thumbnails: dict[Hashable, str] = {}
 
-    def _thumbnail(self, row: int) -> str:
-        key = self.source.image_key(row)
-        if key not in self._thumbnails:
-            content = self.source.image(row) if self._left > 0 else None
-            if content is None:
-                return ""
-            self._left -= 1
-            found = thumbnail(content)
-            self.unreadable += bool(found.problem)
-            self._thumbnails[key] = found.uri
-        return self._thumbnails[key]
+def _left(row: Row) -> Item:
+    return Item(image=row.image, name=row.id)
 
-    def notes(self) -> list[str]:
-        """Return notes on missing images, after all look-ups."""
-        notes = []
-        if self.unreadable:
-            notes.append(f"{_count_images(self.unreadable)} could not be shown: their files cannot be read.")
-        if self.not_found:
-            places = listed([plain(str(place.resolve())) for place in self.source.images])
-            notes.append(f"{_count_images(len(self.not_found))} were not found in {places}; give their folder.")
-        return notes
 
-    def left(self, row: int) -> Item:
-        """Return the left item: an image, or its name."""
-        if self.source.image_names is None:
-            return Item(name=self.source.ids([row])[0])
-        if not self.source.image_is_there(row):
-            self.not_found.update(filter(None, self.source.image_names(np.array([row]))))
-        return Item(image=self._thumbnail(row), name=self.source.ids([row])[0])
+def _right(row: Row) -> Item:
+    return Item(text=row.caption, name=row.id)
 
-    def right(self, row: int) -> Item:
-        return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])
 
-    def flagged(self, place: int) -> Flagged:
-        """Return one of `Findings.suggested`, by its place."""
-        audit, row = self.audit, int(self.audit.suggested[place])
-        return Flagged(
-            id=self.source.ids([row])[0],
-            score=float(audit.match_score[row]),
-            reason=audit.reasons(np.array([row]))[0],
-            left=self.left(row),
-            right=self.right(row),
-            new_lefts=self._partners(audit.new_lefts, place, left=True),
-            new_rights=self._partners(audit.new_rights, place, left=False),
-        )
+def _partners(
+    partners: Partners, place: int, rows: Mapping[int, Row], item: Callable[[Row], Item]
+) -> tuple[Partner, ...]:
+    found = zip(partners.rows[place].tolist(), partners.scores[place].tolist(), strict=True)
+    return tuple(Partner(rows[row].id, item(rows[row]), score) for row, score in found if row >= 0)
 
-    def _partners(self, partners: Partners, place: int, *, left: bool) -> tuple[Partner, ...]:
-        found = zip(partners.rows[place].tolist(), partners.scores[place].tolist(), strict=True)
-        show = self.left if left else self.right
-        return tuple(Partner(self.source.ids([row])[0], show(row), score) for row, score in found if row >= 0)
 
-    def near_duplicates(self, side: int, groups: list[IntArray]) -> list[NearDuplicates]:
-        show = self.left if side == 0 else self.right
-        return [
-            NearDuplicates(
-                ("left", "right")[side],
-                tuple(self.source.ids(group[:MEMBERS])),
-                tuple(show(int(row)) for row in group[:MEMBERS]),
-                max(0, len(group) - MEMBERS),
-            )
-            for group in groups
-        ]
+def rows_to_show(audit: Reported) -> tuple[IntArray, IntArray]:
+    """Return all rows of a report, and those whose images it shows."""
+    groups = [[rows for side, rows, _ in audit.near_duplicates if side == name] for name in SIDES]
+    pictured = np.concatenate([audit.worst, audit.new_lefts.rows.ravel(), *groups[0]]).astype(np.int64)
+    every = np.concatenate([pictured, audit.new_rights.rows.ravel(), *groups[1]]).astype(np.int64)
+    return np.unique(every[every >= 0]), np.unique(pictured[pictured >= 0])
+
+
+def read_rows(source: Source, rows: IntArray, pictured: IntArray) -> dict[int, Row]:
+    """Read what a report shows of rows, with the images of some of them."""
+    thumbnails: dict[Hashable, Thumbnail] = {}
+    found, images = {}, set(pictured.tolist() if source.has_images else ())
+    for row, name, caption in zip(rows.tolist(), source.ids(rows), source.texts(rows), strict=True):
+        found[row] = Row(name, caption)
+        if row not in images:
+            continue
+        if not source.image_is_there(row):
+            found[row] = Row(name, caption, not_found=source.image_texts([row])[0])
+            continue
+        key = source.image_key(row)
+        if key not in thumbnails:
+            thumbnails[key] = thumbnail(source.image(row) or b"")
+        image = thumbnails[key]
+        found[row] = Row(name, caption, image.uri, unreadable=str(key) if image.problem else "")
+    return found
 
 
 def render(page: Page) -> str:

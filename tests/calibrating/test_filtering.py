@@ -124,6 +124,19 @@ def test_an_audit(work: Path) -> None:
     assert len(np.load("kept/img_emb/img_emb_0.npy")) == mask.sum()
 
 
+def test_equal_match_scores_of_an_audit(work: Path) -> None:
+    case = make_case(300, 0.1)
+    write_clip(work / "clip", case.left, case.right, {"id": [f"p{row}" for row in range(300)]})
+    assert main(["audit", "clip", "--out", "audit", "--device", "cpu"]) == 0
+    match = pyarrow.parquet.read_table("audit/pairs.parquet")["match_score"].to_numpy()
+    assert len(np.unique(match)) < 200
+    for keep in (1, 7, 100, 250):
+        assert run("audit", "--keep", keep, "--mask", f"{keep}.npy") == 0
+        kept = np.load(f"{keep}.npy")
+        assert kept.sum() == keep
+        assert match[kept].min() >= match[~kept].max()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

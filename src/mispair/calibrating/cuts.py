@@ -95,6 +95,7 @@ class Ranked:
         if len(given := [f"`{name}`" for name, value in wishes.items() if value is not None]) != 1:
             raise ConflictError(" and ".join(given) or "no cut", expected=f"one of {', '.join(wishes)}")
         kept, purities = self.purities
+        advice = "Ask for less."
         if purity is not None:
             if not 0 < purity <= 1:
                 raise InvalidValueError(str(purity), where="purity", expected="a share of matched pairs such as 0.95")
@@ -103,12 +104,13 @@ class Ranked:
             if keep < 1:
                 raise InvalidValueError(str(keep), where="keep", expected="a number of pairs such as 1000000")
             enough, best = kept <= keep, f"{kept[0]:,} pairs have the highest score"
+            advice = f"Keep at least {kept[0]:,}."
         else:
             values, lowest = (self.order, least) if least is not None else (self.match, probability or 0.0)
             enough = values[self._best_first][kept - 1] >= lowest
             best = f"the best pair has {values.max():.4g}"
         if not enough.any():
-            raise ConflictError(f"no pair is kept: {best}", where=given[0].strip("`"), advice="Ask for less.")
+            raise ConflictError(f"no pair is kept: {best}", where=given[0].strip("`"), advice=advice)
         return self._at(int(kept[np.flatnonzero(enough)[-1]]))
 
     def _at(self, kept: int) -> Cut:

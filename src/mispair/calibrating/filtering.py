@@ -48,7 +48,9 @@ def open_scored(path: Path, score: str | None = None) -> Scored:
         match = AuditColumns.read(path).match_score.astype(np.float64)
         summary = AuditSummary.read(path / SUMMARY)
         rate = summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high
-        found = Scored(Reviewed.read(path).open(device="auto"), match, match, rate)
+        measure = max(summary.measures, key=lambda name: summary.measures[name].weight)
+        order = _untied(match, numbers(open_table(path / TABLE), measure))
+        found = Scored(Reviewed.read(path).open(device="auto"), order, match, rate)
     elif path.exists():
         if score is None:
             expected = "the column to cut, or the folder of a calibration or an audit"
@@ -59,6 +61,13 @@ def open_scored(path: Path, score: str | None = None) -> Scored:
     if score is not None:
         raise ConflictError(f"{path} knows its scores", where="score", advice="Leave it out, or give the table.")
     return found
+
+
+def _untied(match: FloatArray, measure: FloatArray) -> FloatArray:
+    """Order pairs with the same match score by a measure: in float32 that of many sure pairs is 1."""
+    order, ascending = match.copy(), np.lexsort((np.nan_to_num(measure), match))
+    order[ascending] += np.linspace(0, 1e-9, len(match))
+    return order
 
 
 def _of_calibration(path: Path) -> Scored:

@@ -40,7 +40,7 @@ def calibrate(
         checked: Column, or CSV with id and right (yes or no), of random rows that you have checked; or the folder of a
             review, whose pairs drawn for the noise rate count.
         purity: Find the threshold with this share of right pairs among the kept ones, such as 0.95.
-        keep: Find the threshold that keeps this number of pairs.
+        keep: Find the threshold that keeps this number of pairs; fewer if pairs with equal scores would exceed it.
         draw: Write 200 random rows to this CSV for you to check, and end.
         out: Folder for the page, the table of all pairs and the summary.
         overwrite: Replace an earlier calibration in the folder.
@@ -88,7 +88,7 @@ def filter_pairs(
     Args:
         source: Folder of a calibration or an audit; or a table or folder of parquet files, with --score and --least.
         purity: Keep as many pairs as possible with this share of right ones, such as 0.95.
-        keep: Keep this number of pairs.
+        keep: Keep this number of pairs; fewer if pairs with equal scores would exceed it.
         probability: Keep pairs that are right with at least this probability.
         least: Keep pairs with at least this score.
         score: Column of a table that is not calibrated.

@@ -142,11 +142,8 @@ class RunSettings:
         if self.total_epochs < 1:
             raise ConflictError("0, without a warm-up", where="epochs", expected="at least 1")
         if self.negatives_end > self.negatives_start:
-            raise ConflictError(
-                str(self.negatives_end),
-                where="negatives_end",
-                expected=f"at most `negatives_start`, which is {self.negatives_start}",
-            )
+            expected = f"at most `negatives_start`, which is {self.negatives_start}"
+            raise ConflictError(str(self.negatives_end), where="negatives_end", expected=expected)
 
     @property
     def total_epochs(self) -> int:
@@ -180,12 +177,11 @@ class Config(RunSettings):
         """
         return {**{name: getattr(self, name) for name in RUN_SETTINGS}, **self.own}
 
-    def changed(self, settings: Mapping[str, Any], source: str = "") -> Config:
-        """Return a changed copy. Names of no run setting go to `own`; `source` is for errors."""
+    def changed(self, settings: Mapping[str, Any]) -> Config:
+        """Return a changed copy. Names of no run setting go to `own`."""
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in settings.items()}
         own = {name: plain.pop(name) for name in settings if name not in RUN_SETTINGS}
-        with naming_source(source):
-            return dataclasses.replace(self, **plain, own={**self.own, **own})
+        return dataclasses.replace(self, **plain, own={**self.own, **own})
 
 
 RUN_SETTINGS = tuple(field.name for field in dataclasses.fields(cast(Any, RunSettings)))

@@ -9,18 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mispair.config import (
-    WIDEST,
-    BelowOne,
-    Count,
-    Fraction,
-    Name,
-    Natural,
-    NotNegative,
-    Positive,
-    Width,
-    validated,
-)
+from mispair.config import WIDEST, BelowOne, Count, Fraction, Name, Natural, NotNegative, Positive, Width, validated
 
 
 @validated
@@ -153,14 +142,6 @@ class MscnSettings:
     """Share of the training pairs, known to match, that make its meta set."""
 
 
-BUILT_IN: tuple[type[Any], ...] = (
-    VseSettings,
-    SgrafSettings,
-    ScanSettings,
-    MendSettings,
-    CoTeachingSettings,
-    RepairSettings,
-    DeclSettings,
-    BicroSettings,
-    MscnSettings,
-)
+_MODELS = VseSettings, SgrafSettings, ScanSettings
+_METHODS = MendSettings, CoTeachingSettings, RepairSettings, DeclSettings, BicroSettings, MscnSettings
+BUILT_IN: tuple[type[Any], ...] = *_MODELS, *_METHODS

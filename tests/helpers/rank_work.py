@@ -29,7 +29,7 @@ from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
 from mispair.training import checkpoint
 from mispair.training.fit import fit
-from mispair.training.run_folder import OtherRank
+from mispair.training.run_folder import Run
 from mispair.training.trainer import AUGMENTATION, Trainer
 from small_data import one_to_one, shake, small_config, vectors
 from tiny import tiny_pairs
@@ -69,7 +69,7 @@ def _differences(ranks: Ranks, config: Config) -> dict[str, float]:
 def _gradients(config: Config, ranks: Ranks) -> dict[str, Tensor]:
     """Of a step in the warm-up and of one in the main epochs, by each network; and what the method knows by then."""
     team = ranks.world
-    trainer = Trainer(config, noisy_pairs(config.model), None, OtherRank(Path("none"), config), ranks=ranks)
+    trainer = Trainer(config, noisy_pairs(config.model), None, Run(Path("none"), config, writes=False), ranks=ranks)
     for net in trainer.nets:
         net.double()
         shake(net, seed=3)
@@ -90,7 +90,9 @@ def _gradients(config: Config, ranks: Ranks) -> dict[str, Tensor]:
                 found[f"{place}.loss"] = result.loss.detach()
                 net.zero_grad(set_to_none=True)
                 found |= {f"{place}.{name}": b.clone() for name, b in net.named_buffers() if b.is_floating_point()}
-                trainer._count(number, plan)
+                if plan.main_step is not None:
+                    trainer.cursor.main_steps[number] += not plan.on_noisy
+                    trainer.method.after_step(number, plan)
         found |= {f"state.{epoch}.{name}": value for name, value in _flat(trainer.method.state_dict())}
     return found
 
@@ -171,12 +173,12 @@ def train(ranks: Ranks, folder: Path, settings: dict[str, Any], stop: int | None
 def first_losses(ranks: Ranks) -> list[float]:
     """Losses of the first steps in float32."""
     config = small_config(device="cpu", batch_size=10, model="sgr", warmup_epochs=0)
-    trainer = Trainer(config, tiny_pairs(12), None, OtherRank(Path("none"), config), ranks=ranks)
+    trainer = Trainer(config, tiny_pairs(12), None, Run(Path("none"), config, writes=False), ranks=ranks)
     trainer.begin(0)
     trainer._share(ranks.world)
     torch.manual_seed(3)
     events: list[Any] = []
-    with patch.object(OtherRank, "log", lambda _, event: events.append(event)):
+    with patch.object(Run, "log", lambda _, event: events.append(event)):
         for _ in trainer.steps(most=3):
             pass
     return [event.loss for event in events]
@@ -188,7 +190,9 @@ def local_gradients(ranks: Ranks, settings: dict[str, Any]) -> list[float]:
     config = small_config(**shared, **settings, local_negatives=True)
     with float64():
         pairs = noisy_pairs(config.model)
-        trainers = [Trainer(config, pairs, None, OtherRank(Path("none"), config), ranks=r) for r in (ranks, Ranks())]
+        trainers = [
+            Trainer(config, pairs, None, Run(Path("none"), config, writes=False), ranks=r) for r in (ranks, Ranks())
+        ]
         for trainer in trainers:
             trainer.begin(0)
         together, single = trainers
@@ -214,7 +218,7 @@ def traffic(ranks: Ranks) -> tuple[int, int]:
     """Bytes that a rank hands in for a step, counted and by the arithmetic of docs/scaling.md."""
     pairs, size, width = tiny_pairs(12), 10, 16
     config = small_config(device="cpu", batch_size=size, model="vse", embed_size=width, warmup_epochs=0)
-    trainer = Trainer(config, pairs, None, OtherRank(Path("none"), config), ranks=ranks)
+    trainer = Trainer(config, pairs, None, Run(Path("none"), config, writes=False), ranks=ranks)
     trainer.begin(0)
     trainer._share(ranks.world)
     sent = []

@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 from mispair.support import progress as module
-from mispair.support.progress import TrainingProgress, at_work, heartbeat, progress, stage_part, tracked
+from mispair.support.progress import RowProgress, at_work, heartbeat, stage_part, tracked
 
 
 def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("mispair.support.progress.time.monotonic", lambda: now)
     written = io.StringIO()
-    with progress(Console(file=written, force_terminal=False), 2000, "encoding") as bar:
+    with RowProgress(Console(file=written, force_terminal=False), 2000, "encoding") as bar:
         now += 10
         bar.step(500)
         bar.line()
@@ -41,16 +41,18 @@ def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lines_come_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LINE_SECONDS", 0.01)
     written = io.StringIO()
-    with TrainingProgress(10, Console(file=written, force_terminal=False), "plain vse") as bar:
-        bar.step("epoch 1/2")
+    with RowProgress(Console(file=written, force_terminal=False), 10, "plain vse") as bar:
+        bar.step(1)
+        bar.note("epoch 1/2")
         while not written.getvalue():  # a thread of its own writes it
             time.sleep(0.01)
-    assert written.getvalue().startswith("epoch 1/2  step 1 of about 10, ")
+    assert written.getvalue().startswith("plain vse: 1 of 10, ")
+    assert " left; epoch 1/2\n" in written.getvalue()
 
 
 def test_short_work_is_silent() -> None:
     written = io.StringIO()
-    with progress(Console(file=written, force_terminal=False), 10) as bar:
+    with RowProgress(Console(file=written, force_terminal=False), 10) as bar:
         bar.begin("learning")
         bar.step(10)
     assert written.getvalue() == ""
@@ -60,7 +62,7 @@ def test_parts_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("mispair.support.progress.time.monotonic", lambda: now)
     written = io.StringIO()
-    with progress(Console(file=written, force_terminal=False), 10, "learning") as bar:
+    with RowProgress(Console(file=written, force_terminal=False), 10, "learning") as bar:
         with stage_part(0.5):
             for number in tracked(range(5)):
                 now += 10

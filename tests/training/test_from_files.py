@@ -27,7 +27,7 @@ from mispair.pairs.pairs import Tokens, Vectors
 from mispair.retrieval import search as search_module
 from mispair.retrieval.matcher import Matcher
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
-from mispair.training import from_files as train_module
+from mispair.training import preparing
 
 IMAGES = 60
 NAMES = {"red": (220, 20, 20), "green": (20, 200, 30), "blue": (20, 30, 220), "grey": (120, 120, 120)}
@@ -68,7 +68,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Images of four colours, two captions each; one of them is no image."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "cache"))
-    for module in (encode, search_module, train_module):
+    for module in (encode, search_module, preparing):
         monkeypatch.setattr(module, "image_encoder", Colours)
     for module in (encode, search_module):
         monkeypatch.setattr(module, "text_encoder", Words)

@@ -44,7 +44,7 @@ from mispair.support.arrays import IntArray
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.html import html_table, image_cell
-from mispair.support.progress import RowProgress, progress
+from mispair.support.progress import RowProgress
 
 if TYPE_CHECKING:
     import pandas
@@ -264,7 +264,7 @@ def audit_source(
 ) -> Audit:
     """Audit opened pairs; a killed audit resumes from the intermediate results in `work`."""
     device = pick_device(settings.device)
-    with progress(console, len(source)) as show:
+    with RowProgress(console, len(source)) as show:
         scaled, items, auditor, measured, scores, seen = judged(source, settings, device, work, show)
         judge, match = auditor.judge, scores.match()
         below = threshold(match, settings.flag_below, settings.keep_best)
@@ -337,7 +337,7 @@ def judged(source: Source, settings: Settings, device: torch.device, work: Path 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
     """Return match scores (N,) of pairs by their own features; NaN for unreadable pairs."""
-    with progress(console, len(pairs)) as show:
+    with RowProgress(console, len(pairs)) as show:
         found = _measured(from_pairs(pairs), Settings(device=device), pick_device(device), None, show)
     return found.scores.match()
 

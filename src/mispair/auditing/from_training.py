@@ -23,8 +23,7 @@ from mispair.pairs.layouts.arrays import from_vectors
 from mispair.pairs.noise import with_noise
 from mispair.pairs.pairs import Pairs
 from mispair.pairs.source import Source
-from mispair.retrieval.matcher import Matcher
-from mispair.retrieval.model_data import load_for
+from mispair.retrieval.matcher import Matcher, load_for
 from mispair.support.arrays import IntArray
 
 Array = npt.NDArray[np.floating]

@@ -24,7 +24,7 @@ from mispair.pairs.origin import MARK
 from mispair.pairs.remote import Store
 from mispair.pairs.row_ids import RowIds, Texts, as_texts
 from mispair.pairs.source import Source
-from mispair.support.progress import progress
+from mispair.support.progress import RowProgress
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def encode_blocks(ray: Any, job: Encoding, workers: int | None = None, console: 
     done = Store(job.place).files()
     gpu = job.encoders.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0
     numbers, found = range(len(job.blocks)), list[Outcome]()
-    with progress(console, len(numbers), "encoding blocks") as show:
+    with RowProgress(console, len(numbers), "encoding blocks") as show:
         for outcome in each(ray, encode_block, numbers, job, frozenset(done), workers=workers, gpu=gpu):
             found.append(outcome)
             show.step(1)

@@ -77,7 +77,7 @@ from mispair.pairs.remote import Store, url_of
 from mispair.pairs.shards import views_of
 from mispair.pairs.source import Source
 from mispair.support.arrays import FloatArray, IntArray
-from mispair.support.progress import RowProgress, progress
+from mispair.support.progress import RowProgress
 
 ALONE = SAMPLE  # rows up to which the driver audits all of them itself, as the local engine does
 TOGETHER = 1 << 20  # rows of a side that one worker compares with each other
@@ -114,7 +114,7 @@ def audit_blocks(
     job = Job(data, work, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
     if blocks[0].raw:
         job = _encoded(ray, job, console)
-    with progress(console, len(blocks)) as show:
+    with RowProgress(console, len(blocks)) as show:
         show.begin("counting rows")
         counts = parallel_map(partial(_count, job), job.blocks, COUNTERS)
         run = _Run(ray, replace(job, starts=np.cumsum([0, *counts])), folder, command)

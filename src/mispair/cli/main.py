@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         threads = taken(argv, "--threads")
         if alone:
             share_cores(threads)
-        return _dispatch(argv)
+        return _dispatch(argv, alone)
     except MispairError as error:
         if not error.silent:
             say(f"mispair: {with_flags(str(error), _settings(argv))}", file=sys.stderr)
@@ -210,7 +210,7 @@ def _flags(kind: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield next((extra.name for extra in extras if getattr(extra, "name", None)), name), plain
 
 
-def _dispatch(argv: list[str]) -> int:
+def _dispatch(argv: list[str], alone: bool) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         say(_help())
         return 0
@@ -226,9 +226,9 @@ def _dispatch(argv: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f' Did you mean "mispair {near[0]}"?' if near else ""
         raise ConfigError(f'There is no command "{name}".{hint} `mispair --help` lists them.')
-    from mispair.support.progress import at_work
+    from mispair.support.progress import FIRST_SECONDS, at_work
 
-    with at_work(console(), f"mispair {name}"):
+    with at_work(console(), f"mispair {name}", FIRST_SECONDS if alone else None):
         if name == "train":
             return train(argv[words:])
         arguments = argv[words:]

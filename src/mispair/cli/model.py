@@ -263,7 +263,7 @@ def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> l
 def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_image: int | None) -> Pairs:
     """Load the pairs of a command; print a note if the model knows few of their words."""
     from mispair.pairs.check import mostly_unknown
-    from mispair.retrieval.model_data import load_for
+    from mispair.retrieval.matcher import load_for
 
     pairs = load_for(matcher, split, data, captions_per_image)
     if unknown := mostly_unknown(pairs.right):

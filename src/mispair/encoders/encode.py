@@ -46,7 +46,7 @@ from mispair.support.arrays import IntArray
 from mispair.support.cores import cores
 from mispair.support.files import Json
 from mispair.support.owned_folder import FolderKind, OwnedFolder
-from mispair.support.progress import RowProgress, progress
+from mispair.support.progress import RowProgress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -171,7 +171,7 @@ def encode(pairs: Source, encoders: Loaded, cache: Path, *, console: Console | N
     """Encode all pairs by each encoder, and hash the images; reuse encodings in the cache."""
     *images, hashes = encode_images(pairs, [*encoders[0], DifferenceHash()], cache, console=console)
     rows = np.arange(len(pairs))
-    with progress(console, len(rows), "encoding captions") as bar:
+    with RowProgress(console, len(rows), "encoding captions") as bar:
         side = _Side("caption", encoders[1], cache)
         texts = side.encode(rows, rows, _captions(pairs, side), bar)
     problems = [_in_all([one.problems for one in each]) for each in (images, texts)]
@@ -192,7 +192,7 @@ def encode_images(
     """Read each image once and encode it by each encoder; reuse encodings in the cache."""
     rows, image = np.unique(pairs.first_rows, return_inverse=True)
     side, pool = _Side("image", encoders, cache), ThreadPoolExecutor(min(_MOST_THREADS, cores()))
-    with progress(console, len(rows), "encoding images") as bar, pool, warnings.catch_warnings():
+    with RowProgress(console, len(rows), "encoding images") as bar, pool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # they name no file, and unreadable images get a status
         return side.encode(rows, image, _images(pairs, rows.tolist(), side, pool), bar)
 

@@ -12,20 +12,15 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.console import Console
 
 from mispair.compute.devices import autocast, pick_device
-from mispair.config import BEST, Config
-from mispair.errors import (
-    ConflictError,
-    DamagedError,
-    InvalidValueError,
-    NotFoundError,
-    ShapeError,
-    TooFewError,
-)
+from mispair.config import BEST, Config, naming_source
+from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError, TooFewError
 from mispair.models import CosineNetwork, Network, SideSpec, build, find, weight_bytes
 from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.pairs.batches import SideLoader
+from mispair.pairs.layouts.opening import SHAPES, load_split
 from mispair.pairs.npy import check_finite
 from mispair.pairs.origin import Origin, Projection
 from mispair.pairs.pairs import Pairs, Regions, Side, Tokens, Vectors, described
@@ -128,6 +123,7 @@ class Matcher:
         out: str | Path | None = None,
         approximate: bool | None = None,
         overwrite: bool = False,
+        console: Console | None = None,
     ) -> VectorIndex:
         """Index many items, so `.search("a red bicycle")` takes milliseconds; only for vse and two-tower.
 
@@ -137,11 +133,12 @@ class Matcher:
             out: Folder of the index, for `open_index`; by default it is in memory only.
             approximate: Use usearch (extra `index`); by default for more than 20,000 items.
             overwrite: Replace another index in `out`.
+            console: Console for progress; by default nothing is shown.
         """
         self._check_vectors("index")
         vectors, encode, made_by = self.encode(items, side), self._query_encoder(side), self._digest(side)
         folder = None if out is None else Path(out)
-        return build_index(vectors, encode, folder, approximate, made_by=made_by, overwrite=overwrite)
+        return build_index(vectors, encode, folder, approximate, made_by=made_by, overwrite=overwrite, console=console)
 
     def open_index(self, folder: str | Path, side: SideName = "left", *, verify: bool = True) -> VectorIndex:
         """Open an index written by `index(..., out=folder)` of this model, mapped into memory.
@@ -230,10 +227,13 @@ class Matcher:
         about, tensors = _read_model(file)
         where = pick_device(device)
         try:
-            config = Config().changed(about["config"], str(file))
+            with naming_source(str(file)):
+                config = Config().changed(about["config"])
             left, right = (SideSpec(**spec) for spec in about["specs"])
             vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
-            _check_words(vocabulary, (left, right))
+            words = len(vocabulary) if vocabulary else 0
+            if wrong := [spec.size for spec in (left, right) if spec.kind == "tokens" and spec.size != words]:
+                raise ValueError(f"its vocabulary has {words} words, not {wrong[0]}")
             if about["networks"] not in range(1, MOST_NETWORKS + 1):
                 raise ValueError(f"{about['networks']} networks")
             models = about.get("models", [config.model] * about["networks"])
@@ -287,6 +287,36 @@ class Matcher:
         return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
 
 
+def load_for(
+    matcher: Matcher,
+    split: str,
+    data: str | None = None,
+    captions_per_image: int | None = None,
+    *,
+    advice: str = "Give `data` with the folder of the data set",
+) -> Pairs:
+    """Read one split of `data`, by default of the training data of a model, with the vocabulary of the model.
+
+    The `advice` is for the error if its training data was in memory, or is gone.
+    """
+    config = matcher.config
+    if data:
+        if captions_per_image is None and Path(data).resolve() == Path(config.data):
+            captions_per_image = config.captions_per_image
+        config = replace(config, data=data, captions_per_image=captions_per_image)
+    elif captions_per_image is not None:
+        what = "it belongs to `data`, which is not given; by default the model uses its own training data"
+        raise ConflictError(what, where="captions_per_image")
+    elif config.data != SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps absolute paths
+        raise NotFoundError(
+            "the model was trained from Python, on pairs of this name", where=config.data, advice=advice
+        )
+    elif config.data != SHAPES and not Path(config.data).exists():
+        what = "the model was trained on this data, which is no longer there"
+        raise NotFoundError(what, where=config.data, advice=advice)
+    return load_split(config, split, matcher.vocabulary)
+
+
 def model_file(path: str | Path) -> Path:
     """Find the file of a saved model: the best one of a run folder, or the file itself."""
     path = Path(path)
@@ -321,13 +351,6 @@ def _origin(about: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> O
     return Origin(**about, projection=projection)
 
 
-def _check_words(vocabulary: Vocabulary | None, specs: tuple[SideSpec, SideSpec]) -> None:
-    known = len(vocabulary) if vocabulary else 0
-    for spec in specs:
-        if spec.kind == "tokens" and known != spec.size:
-            raise ValueError(f"its vocabulary has {known} words, not {spec.size}")
-
-
 def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
     """Whether a model trained on one kind of side can score another."""
     return given == trained or (not find(model).fixed_regions and replace(given, count=trained.count) == trained)
@@ -345,16 +368,13 @@ def check_content(side: Side, what: str) -> None:
         check_finite(side.features, what)
         return
     if len(side) and side.lengths.min() < 1:
-        what_found = f"text {side.lengths.argmin():,} has no words"
-        raise ShapeError(what_found, where=what, advice="Take it out, or give it <unk>")
+        found = f"text {side.lengths.argmin():,} has no words"
+        raise ShapeError(found, where=what, advice="Take it out, or give it <unk>")
     size = len(side.vocabulary)
     if len(side.ids) and not (side.ids.min() >= 0 and side.ids.max() < size):
-        raise ShapeError(
-            f"words {side.ids.min():,} to {side.ids.max():,}",
-            where=what,
-            expected=f"words 0 to {size - 1:,} of the vocabulary",
-            advice="Encode the texts with it again",
-        )
+        found = f"words {side.ids.min():,} to {side.ids.max():,}"
+        expected = f"words 0 to {size - 1:,} of the vocabulary"
+        raise ShapeError(found, where=what, expected=expected, advice="Encode the texts with it again")
 
 
 def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1) -> Evaluation:

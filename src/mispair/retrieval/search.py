@@ -62,15 +62,9 @@ def search_files(
 def search_pairs(
     matcher: Matcher, splits: Sequence[Pairs], query: str | None, image: str | None, top: int, device: str
 ) -> list[Hit]:
-    """Find the `top` answers in some splits of a data set.
+    """Find the `top` answers in some splits of a data set: images for the text `query`, or texts for an `image`.
 
-    Args:
-        matcher: The model.
-        splits: Pairs to search.
-        query: A text: finds images.
-        image: An image of the data set (see `find_row`) or a file: finds texts.
-        top: Number of answers.
-        device: Device of an encoder.
+    An image is one of the data set (see `find_row`) or a file.
     """
     if query is not None:
         text = _encoded_query(matcher, query, matcher.origin or splits[0].origin, device)
@@ -156,10 +150,9 @@ def _image_side(matcher: Matcher, splits: Sequence[Pairs], image: str, device: s
 
 def _known_origin(matcher: Matcher) -> Origin:
     if matcher.origin is None:
-        raise ConflictError(
-            "the model does not know which encoder made its training features, so it cannot read new images",
-            advice="Train on the output of `mispair encode`, or on the images themselves: mispair train photos.csv",
-        )
+        what = "the model does not know which encoder made its training features, so it cannot read new images"
+        advice = "Train on the output of `mispair encode`, or on the images themselves: mispair train photos.csv"
+        raise ConflictError(what, advice=advice)
     return matcher.origin
 
 
@@ -175,12 +168,9 @@ def _encoded_query(matcher: Matcher, query: str, origin: Origin | None, device: 
         ids, _ = matcher.vocabulary.encode(asked)
         known = bool((ids[1:-1] != UNK).any())
     elif origin is None or origin.text_model is None:
-        raise ConflictError(
-            "the model was trained on vectors, and its data does not say which encoder made them",
-            where="query",
-            expected="encode.json of `mispair encode` beside the data",
-            advice="Search by `image` instead",
-        )
+        what = "the model was trained on vectors, and its data does not say which encoder made them"
+        expected = "encode.json of `mispair encode` beside the data"
+        raise ConflictError(what, where="query", expected=expected, advice="Search by `image` instead")
     elif known := bool(query.strip()):
         encoders = [text_encoder(name, device) for name in parts_of(origin.text_model)]
         each = [np.asarray(encoder.encode([query]), np.float32) for encoder in encoders]

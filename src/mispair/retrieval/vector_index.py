@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from mispair.errors import ChangedError, DamagedError, InvalidValueError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.npy import check_finite, open_array
@@ -21,11 +22,13 @@ from mispair.support.arrays import FloatArray, IntArray
 from mispair.support.extras import missing_package
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder, check_unchanged, damages, read_mark
+from mispair.support.progress import RowProgress
 
 VECTORS, GRAPH = "vectors.npy", "graph.usearch"
 INDEX = FolderKind("an index", "index.json", [VECTORS], optional=[GRAPH])
 MADE_BY, GRAPHS = "model", "approximate"  # keys in the mark
 CHUNK = 1 << 16  # vectors compared at a time
+ADDED = 1 << 12  # vectors added to a graph at a time
 EXACT_UP_TO = 20_000  # items; an exact search of so many takes a few milliseconds
 
 Encode = Callable[[Any], FloatArray]  # queries to vectors
@@ -91,16 +94,11 @@ def build_index(
     *,
     made_by: str = "",
     overwrite: bool = False,
+    console: Console | None = None,
 ) -> VectorIndex:
-    """Index unit vectors (N, D).
+    """Index unit vectors (N, D), as `Matcher.index` does; `encode` makes vectors of queries.
 
-    Args:
-        vectors: Vectors of the items.
-        encode: Makes vectors of queries.
-        out: Folder of the index; None keeps it in memory.
-        approximate: Use usearch; by default for more than 20,000 items, if it is installed.
-        made_by: Digest of the model and the side, for `open_index`.
-        overwrite: Replace another index in `out`.
+    `made_by` is a digest of the model and the side, for `open_index`.
     """
     check_finite(vectors, "The indexed items")
     if not len(vectors):
@@ -110,25 +108,19 @@ def build_index(
         raise missing_package("usearch", "index")
     half: FloatArray = np.ascontiguousarray(vectors, dtype=np.float16)
     if out is None:
-        return VectorIndex(half, encode, graph=None if usearch is None else _graph(usearch, half))
+        return VectorIndex(half, encode, graph=None if usearch is None else _graph(usearch, half, console))
     vectors_digest = hashlib.sha256(half.data).hexdigest()
     request: dict[str, Json] = {MADE_BY: made_by, VECTORS: [vectors_digest], GRAPHS: usearch is not None}
     with OwnedFolder(out, INDEX, request, overwrite=overwrite) as folder:
         mark = read_mark(out, INDEX)
         if mark is None or not folder.finished or any(damages(out, mark.files, mark.files)):
             folder.begin()
-            _write(folder, half, usearch)
+            _write(folder, half, usearch, console)
     return open_index(out, encode, verify=False)
 
 
 def open_index(folder: str | Path, encode: Encode, *, verify: bool = True, made_by: str = "") -> VectorIndex:
-    """Open the index in a folder, mapped into memory.
-
-    Args:
-        folder: Folder of the index.
-        encode: Makes vectors of queries.
-        verify: Read both files once, to notice damage.
-        made_by: Expected digest of the model and the side.
+    """Open the index in a folder, as `Matcher.open_index` does; `made_by` is the expected one.
 
     Raises:
         NotFoundError: The folder holds no finished index.
@@ -158,19 +150,22 @@ def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...]) -> Any:
     return graph
 
 
-def _graph(usearch: Any, half: FloatArray) -> Any:
+def _graph(usearch: Any, half: FloatArray, console: Console | None) -> Any:
     graph = usearch.Index(ndim=half.shape[1], metric="ip", dtype="f16")
-    # Use one thread: two threads adding at the same time lose one item in a thousand.
-    graph.add(np.arange(len(half)), half, threads=1)
+    with RowProgress(console, len(half), "indexing") as show:
+        for keys in np.split(np.arange(len(half)), range(ADDED, len(half), ADDED)):
+            # Use one thread: two threads adding at the same time lose one item in a thousand.
+            graph.add(keys, half[keys], threads=1)
+            show.step(len(keys))
     return graph
 
 
-def _write(folder: OwnedFolder, half: FloatArray, usearch: Any | None) -> None:
+def _write(folder: OwnedFolder, half: FloatArray, usearch: Any | None, console: Console | None) -> None:
     with replacing(folder.path / VECTORS) as file:
         np.save(file, half)
     if usearch is not None:
         folder.work.mkdir(exist_ok=True)
-        _graph(usearch, half).save(str(folder.work / GRAPH))
+        _graph(usearch, half, console).save(str(folder.work / GRAPH))
         with (folder.work / GRAPH).open("rb+") as saved:
             os.fsync(saved.fileno())
         (folder.work / GRAPH).replace(folder.path / GRAPH)

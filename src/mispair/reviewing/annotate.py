@@ -27,7 +27,7 @@ from mispair.reviewing.noise_estimate import ASSUMED_ERROR, LEAST, AnnotatorErro
 from mispair.reviewing.page import audit_folder
 from mispair.reviewing.review import PRECISION, RateProgress, Review
 from mispair.support.formatting import beginning, clean, percent, plain
-from mispair.support.progress import RowProgress, progress
+from mispair.support.progress import RowProgress
 from mispair.support.thumbnails import thumbnail
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def annotate(
         forecast = run.forecast()
         if agree is not None and not agree(forecast):
             return None
-        with progress(console, forecast.plan.calls, "Ask") as bar:
+        with RowProgress(console, forecast.plan.calls, "Ask") as bar:
             return run.ask_all(forecast, bar)
 
 

@@ -7,34 +7,26 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from mispair.support.formatting import duration
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
+FIRST_SECONDS = 0.7  # until the first line of a command, which may still import torch then
 T = TypeVar("T")
-
-
 Writer = Callable[[], bool]  # prints a line, and returns whether it had one to print
 _writers: list[Writer] = []  # of nested heartbeats
 
 
 @contextmanager
-def heartbeat(console: Console, write: Writer) -> Iterator[None]:
+def heartbeat(console: Console, write: Writer, first: float | None = None) -> Iterator[None]:
     """Inside, call `write` every ten seconds in a thread, unless the console is a terminal or quiet.
+
+    The first time it is called after `first` seconds.
 
     Nested heartbeats share the thread: every ten seconds the innermost one with a line prints it.
     """
@@ -44,8 +36,10 @@ def heartbeat(console: Console, write: Writer) -> Iterator[None]:
     stop = threading.Event()
 
     def run() -> None:
-        while not stop.wait(LINE_SECONDS):
+        wait = LINE_SECONDS if first is None else first
+        while not stop.wait(wait):
             any(writer() for writer in reversed(_writers))
+            wait = LINE_SECONDS
 
     thread = None if _writers else threading.Thread(target=run, daemon=True)
     _writers.append(write)
@@ -61,42 +55,16 @@ def heartbeat(console: Console, write: Writer) -> Iterator[None]:
 
 
 @contextmanager
-def at_work(console: Console, what: str) -> Iterator[None]:
-    """Print the elapsed time of `what` regularly, unless an inner heartbeat prints more."""
+def at_work(console: Console, what: str, first: float | None = None) -> Iterator[None]:
+    """Print the elapsed time of `what` regularly, unless an inner heartbeat prints more; `first` as in `heartbeat`."""
     since = time.monotonic()
 
     def line() -> bool:
         console.print(f"{what} for {duration(time.monotonic() - since)}", highlight=False)
         return True
 
-    with heartbeat(console, line):
+    with heartbeat(console, line, first):
         yield
-
-
-class Pace:
-    """Rate of work and time left."""
-
-    def __init__(self) -> None:
-        self._since, self._start = time.monotonic(), 0.0
-
-    def begin(self, done: float) -> None:
-        """Counts from here on."""
-        self._since, self._start = time.monotonic(), done
-
-    def rate(self, done: float) -> float:
-        """Steps a second."""
-        return (done - self._start) / max(time.monotonic() - self._since, 1e-9)
-
-    def words(self, done: float, total: float) -> str:
-        """Speed and remaining time, such as `41 a second, 1 min 50 s left`; empty before the first step."""
-        rate = self.rate(done)
-        if rate <= 0:
-            return ""
-        return f"{_rounded(rate)} a second, {duration(max(0.0, total - done) / rate)} left"
-
-
-def _rounded(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 class _RateColumn(ProgressColumn):
@@ -106,83 +74,45 @@ class _RateColumn(ProgressColumn):
         return Text("" if task.speed is None else f"{_rounded(task.speed)}/s")
 
 
-class TrainingProgress:
-    """Progress of a training: loss, spread, steps per second and the time left."""
-
-    def __init__(self, total: int, console: Console | None, title: str) -> None:
-        self.console = console or Console(quiet=True)
-        self._bar = Progress(
-            TextColumn(f"{title} {{task.fields[phase]}}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn(
-                "loss {task.fields[loss]:.4f}  spread {task.fields[spread]:.3f}  {task.fields[rate]:.1f} steps/s"
-            ),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not self.console.is_terminal,
-        )
-        self._task = self._bar.add_task("train", total=total, phase="", loss=0, spread=0, rate=0)
-        self._pace, self._shown = Pace(), ExitStack()
-
-    def __enter__(self) -> TrainingProgress:
-        self._shown.enter_context(self._bar)
-        self._pace.begin(self._bar.tasks[self._task].completed)
-        self._shown.enter_context(heartbeat(self.console, self._line))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._shown.close()
-
-    def resume(self, done: int) -> None:
-        """Continue after `done` steps of an earlier process."""
-        self._bar.update(self._task, completed=done)
-        self._pace.begin(done)
-
-    def step(self, phase: str) -> None:
-        """Advances by one step."""
-        rate = self._pace.rate(self._bar.tasks[self._task].completed + 1)
-        self._bar.update(self._task, advance=1, phase=phase, rate=rate)
-
-    def metrics(self, loss: float, spread: float) -> None:
-        """Show metrics from the device."""
-        self._bar.update(self._task, loss=loss, spread=spread)
-
-    def line(self, text: str) -> None:
-        """Prints a line above the bar."""
-        self.console.print(text, highlight=False)
-
-    def _line(self) -> bool:
-        task = self._bar.tasks[self._task]
-        if not task.fields["phase"]:
-            return False
-        total = task.total or 0.0
-        pace = self._pace.words(task.completed, total)
-        self.line(f"{task.fields['phase']}  step {task.completed:,.0f} of about {total:,.0f}" + (pace and f", {pace}"))
-        return True
+def _rounded(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
 class RowProgress:
-    """Progress over rows, in stages.
+    """Progress over rows or steps, in stages: a bar, removed at the end; without a terminal, lines.
 
     Attributes:
         stages: Seconds of each stage that has ended.
     """
 
-    def __init__(self, bar: Progress, task: TaskID, stage: str = "") -> None:
-        self._bar, self._task = bar, task
+    def __init__(self, console: Console | None, rows: int, stage: str = "") -> None:
+        console = console or Console(quiet=True)
+        about, note = TextColumn("{task.description}"), TextColumn("{task.fields[note]}")
+        columns = about, BarColumn(), MofNCompleteColumn(), _RateColumn(), TimeRemainingColumn(), note
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task(stage, total=rows, note="")
+        self._opened = ExitStack()
         self.stages: dict[str, float] = {}
-        self._stage, self._since = stage, time.monotonic()
-        self._pace = Pace()
+        self._stage, self._since, self._start = stage, time.monotonic(), 0.0  # and rows done when the stage began
         self._done, self._scale = 0.0, 1.0  # share of the stage that is done, and size of the current part
         self._said = False  # whether there was a line about the stage
+
+    def __enter__(self) -> Self:
+        self._opened.enter_context(self._bar)
+        self._opened.callback(_current.reset, _current.set(self))
+        self._opened.enter_context(heartbeat(self._bar.console, self.line))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._opened.close()
+        if kind is None:
+            self.end()
 
     def begin(self, stage: str) -> None:
         """Begin a stage and end the one before."""
         self.end()
-        self._stage, self._said, self._done, self._scale = stage, False, 0.0, 1.0
-        self._pace.begin(self._bar.tasks[self._task].completed)
+        self._stage, self._done, self._scale = stage, 0.0, 1.0
+        self._start = self._bar.tasks[self._task].completed
         self._bar.update(self._task, description=stage)
 
     def end(self) -> None:
@@ -191,7 +121,7 @@ class RowProgress:
         if self._stage:
             self.stages[self._stage] = now - self._since
         if self._said:
-            self._print(f"{self._stage}: done in {duration(now - self._since)}")
+            self.write(f"{self._stage}: done in {duration(now - self._since)}")
         self._stage, self._since, self._said = "", now, False
 
     def step(self, rows: float) -> None:
@@ -201,6 +131,10 @@ class RowProgress:
     def reach(self, rows: int) -> None:
         """Set the number of finished rows."""
         self._bar.update(self._task, completed=rows)
+
+    def note(self, text: str) -> None:
+        """Show a text beside the time left."""
+        self._bar.update(self._task, note=text)
 
     @contextmanager
     def part(self, share: float) -> Iterator[None]:
@@ -214,21 +148,24 @@ class RowProgress:
 
     def line(self) -> bool:
         """Print the current stage and the time it has left; return False without a stage."""
-        task = self._bar.tasks[self._task]
+        task, elapsed = self._bar.tasks[self._task], time.monotonic() - self._since
         if not self._stage:
             return False
-        done, total, elapsed = task.completed, task.total or 0.0, time.monotonic() - self._since
+        done, total = task.completed, task.total or 0.0
         words = f" for {duration(elapsed)}"
-        if pace := self._pace.words(done, total):
-            words = f": {done:,.0f} of {total:,.0f}, {pace}"
+        if (rate := (done - self._start) / max(elapsed, 1e-9)) > 0:
+            left = duration(max(0.0, total - done) / rate)
+            words = f": {done:,.0f} of {total:,.0f}, {_rounded(rate)} a second, {left} left"
         elif share := self._done:
             words = f": {share:.0%}, {duration(elapsed * max(0.0, 1 - share) / share)} left"
+        note = task.fields["note"]
         self._said = True
-        self._print(f"{self._stage}{words}")
+        self.write(f"{self._stage}{words}" + (note and f"; {note}"))
         return True
 
-    def _print(self, line: str) -> None:
-        self._bar.console.print(line, highlight=False)
+    def write(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._bar.console.print(text, highlight=False, soft_wrap=True)
 
 
 _current: ContextVar[RowProgress | None] = ContextVar("progress", default=None)  # not in threads started by this one
@@ -250,25 +187,3 @@ def tracked(items: Collection[T]) -> Iterator[T]:
     for item in items:
         with stage_part(1 / len(items)):
             yield item
-
-
-@contextmanager
-def progress(console: Console | None, rows: int, stage: str = "") -> Iterator[RowProgress]:
-    """Show a bar, removed at the end; without a terminal, lines."""
-    console = console or Console(quiet=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        _RateColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        show = RowProgress(bar, bar.add_task(stage, total=rows), stage)
-        outer = _current.set(show)
-        try:
-            with heartbeat(console, show.line):
-                yield show
-        finally:
-            _current.reset(outer)
-        show.end()

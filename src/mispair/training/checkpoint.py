@@ -123,12 +123,19 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     content = buffer.getvalue()
     path = folder / f"step-{checkpoint.cursor.step:09d}-{_digest(content)}.pt"
     write_atomically(path, content)
-    not_before = [other for other in find(folder) if other.name[:14] >= path.name[:14] and other != path]
-    for old in (*not_before, *folder.glob(".step-*.tmp")):  # what a killed process was writing is of no use
+    later = (other for other in find(folder) if other.name[:14] > path.name[:14])
+    for old in (*later, *folder.glob(".step-*.tmp")):  # what a killed process was writing is of no use
         old.unlink()
-    for old in find(folder)[KEPT:]:
-        old.unlink()
+    _keep(path)
     return path
+
+
+def _keep(path: Path) -> None:
+    """Delete other checkpoints of the same step, and all but the newest of those before it."""
+    others = [other for other in find(path.parent) if other != path]
+    before = [other for other in others if other.name[:14] < path.name[:14]]
+    for old in (*(other for other in others if other.name[:14] == path.name[:14]), *before[KEPT - 1 :]):
+        old.unlink()
 
 
 def find(folder: Path) -> list[Path]:
@@ -143,10 +150,7 @@ def resume(folder: Path) -> Checkpoint | None:
     if found is None:
         return None
     path, state = found
-    step, others = path.name[:14], [other for other in find(folder) if other != path]
-    same, before = [o for o in others if o.name[:14] == step], [o for o in others if o.name[:14] < step]
-    for old in (*same, *before[KEPT - 1 :]):
-        old.unlink()
+    _keep(path)
     return state
 
 

@@ -10,14 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from mispair.methods.epoch_metrics import MethodReport
 
 
-class StepEvent(BaseModel):
-    """Means over the steps of one network since the previous event."""
-
+class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    event: Literal["steps"] = "steps"
     epoch: int
     step: int  # steps of all networks so far
+
+
+class StepEvent(_Event):
+    """Means over the steps of one network since the previous event."""
+
+    event: Literal["steps"] = "steps"
     network: int
     loss: float
     spread: float  # standard deviation of a batch's similarities
@@ -25,14 +28,10 @@ class StepEvent(BaseModel):
     metrics: dict[str, float] = {}  # further ones of the method
 
 
-class ValidationEvent(BaseModel):
+class ValidationEvent(_Event):
     """Validation result of an epoch, from the averaged similarities of the networks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     event: Literal["validation"] = "validation"
-    epoch: int
-    step: int
     i2t_r1: float
     i2t_r5: float
     i2t_r10: float

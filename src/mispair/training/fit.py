@@ -15,7 +15,7 @@ from rich.console import Console
 
 from mispair import methods
 from mispair.compute.devices import give_back_memory
-from mispair.compute.distributed import Ranks, connect
+from mispair.compute.distributed import connect
 from mispair.config import Config
 from mispair.errors import ChangedError, ConflictError, DataError, StoppedError
 from mispair.pairs.audited import AuditColumns
@@ -24,7 +24,7 @@ from mispair.pairs.pairs import Pairs, Side, Tokens, unflagged
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.training.defaults import check_method, first_line, fitted, note_unused
-from mispair.training.run_folder import AUDITED, OtherRank, Run, check_place, own_features, read_result
+from mispair.training.run_folder import AUDITED, Run, check_place, own_features, read_result
 from mispair.training.settings import Settings, all_names, complete, override
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_networks, check_pairs, check_ranks
@@ -114,14 +114,14 @@ def train_and_test(
         recipe, folder = shlex.quote(str(out / "config.toml")), shlex.quote(str(out))
         run_again = f"Go on with: mispair train --recipe {recipe} --out {folder}"
         matcher = train_splits(config, splits, out, console, run_again)
-        return ranks.by_first(lambda: _tested(splits, matcher, out))
 
+        def tested() -> TrainedRun:
+            trusted = unflagged_by(out, splits.tested, "test")
+            found = None if trusted is None else replace(splits, tested=trusted).test(matcher)
+            flagged = 0 if trusted is None else len(splits.tested) - len(trusted)
+            return TrainedRun(out, splits.noise_ratio, splits.tested.name, splits.test(matcher), found, flagged)
 
-def _tested(splits: Splits, matcher: Matcher, out: Path) -> TrainedRun:
-    trusted = unflagged_by(out, splits.tested, "test")
-    found = None if trusted is None else replace(splits, tested=trusted).test(matcher)
-    flagged = 0 if trusted is None else len(splits.tested) - len(trusted)
-    return TrainedRun(out, splits.noise_ratio, splits.tested.name, splits.test(matcher), found, flagged)
+        return ranks.by_first(tested)
 
 
 def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
@@ -144,12 +144,10 @@ def _refuse_data_settings(settings: Mapping[str, Any]) -> None:
     """Raise for settings without effect on existing pairs."""
     for name in settings:
         if name in READING:
-            how = "choose what to read with mispair.load"
-        elif name in NOISE:
-            how = "mismatch pairs with mispair.add_noise(pairs, noise_ratio=0.4, seed=0)"
-        else:
-            continue
-        raise ConflictError("fit does not add noise", where=name, advice=f"Before fit, {how}.")
+            raise ConflictError("fit reads no files", where=name, advice="Read the pairs with mispair.load before.")
+        if name in NOISE:
+            advice = "Before fit, mismatch pairs with mispair.add_noise(pairs, noise_ratio=0.4, seed=0)."
+            raise ConflictError("fit does not add noise", where=name, advice=advice)
 
 
 def _train(
@@ -169,7 +167,10 @@ def _train(
         check_networks(config, train)  # as the trainer does, but before the audit
     _refuse_equal_items(train)
     try:
-        with connect(config.device) as ranks, _open(out, config, ranks) as run:
+        with (
+            connect(config.device) as ranks,
+            ranks.first_before_others(lambda: Run(out, config, writes=ranks.is_first)) as run,
+        ):
             check_ranks(config, ranks)
             if audits:
                 found = ranks.by_first(lambda: _audited(config, train, dev, tested, run, console))
@@ -181,13 +182,6 @@ def _train(
             return matcher
     except StoppedError as stop:
         raise StoppedError(f"{stop.what}. {after_stop}", stop.code) from None
-
-
-def _open(out: Path, config: Config, ranks: Ranks) -> Run:
-    """Open the run folder; only the first rank reads and writes it."""
-    opened: list[Run] = []
-    ranks.by_first(lambda: opened.append(Run(out, config)))
-    return opened[0] if opened else OtherRank(out, config)
 
 
 def _audited(
@@ -203,11 +197,8 @@ def _audited(
     found = {name: AuditColumns.read(run.path / name) for name in parts if (run.path / name).exists()}
     for name, columns in found.items():
         if len(columns) != len(parts[name]):
-            raise ChangedError(
-                f"{len(columns):,} audited pairs, but {parts[name].name} has {len(parts[name]):,}",
-                where=run.path / name,
-                advice="Audit these pairs",
-            )
+            what = f"{len(columns):,} audited pairs, but {parts[name].name} has {len(parts[name]):,}"
+            raise ChangedError(what, where=run.path / name, advice="Audit these pairs")
         if console is not None:
             console.print(f"{parts[name].name}: {(~columns.flagged).mean():.0%} of the pairs match by the audit")
     return found
@@ -244,11 +235,8 @@ def _refuse_equal_items(pairs: Pairs) -> None:
     """Raise if all items of a side are equal: dropout can hide the lack of learning for a whole run."""
     for name, side in (("left", pairs.left), ("right", pairs.right)):
         if _all_equal(side):
-            raise DataError(
-                f"all {len(side):,} items of the {name} side are the same",
-                where=pairs.name,
-                advice="Check the input with mispair data check, and make the features again.",
-            )
+            advice = "Check the input with mispair data check, and make the features again."
+            raise DataError(f"all {len(side):,} items of the {name} side are the same", where=pairs.name, advice=advice)
 
 
 def _all_equal(side: Side) -> bool:

@@ -33,17 +33,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair import __version__
 from mispair.config import BEST, Config, difference, to_toml
-from mispair.errors import (
-    ChangedError,
-    ConfigError,
-    DamagedError,
-    DataError,
-    ExistsError,
-    MissingPackageError,
-    WriteError,
-)
+from mispair.errors import ChangedError, ConfigError, DamagedError, DataError, ExistsError, WriteError
 from mispair.methods.epoch_metrics import Examples, MethodReport
-from mispair.support.extras import install_command
+from mispair.support.extras import missing_package
 from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
 from mispair.support.owned_folder import LOCK, acquire
 from mispair.training.checkpoint import Best
@@ -86,11 +78,16 @@ class Environment(BaseModel):
 
 
 class Run:
-    """An open run folder; only one process can open it at a time. Use it in a `with` or close it."""
+    """An open run folder; only one process can open it at a time. Use it in a `with` or close it.
 
-    def __init__(self, path: Path, config: Config) -> None:
-        self.path, self.config = path, config
+    Ranks other than the first write nothing: `writes` is false.
+    """
+
+    def __init__(self, path: Path, config: Config, *, writes: bool = True) -> None:
+        self.path, self.config, self.writes = path, config, writes
         self.checkpoints, self.best = path / "checkpoints", path / BEST
+        if not writes:
+            return
         settings = path / "config.toml"
         self._tensorboard = _import_tensorboard() if config.tensorboard else None
         self._board: Any = None
@@ -123,6 +120,8 @@ class Run:
         self.close()
 
     def close(self) -> None:
+        if not self.writes:
+            return
         with contextlib.suppress(OSError):  # a full disk was reported when it was met
             self._metrics.close()
         if self._board is not None:
@@ -131,6 +130,8 @@ class Run:
 
     def log(self, event: Event) -> None:
         """Append a line to metrics.jsonl."""
+        if not self.writes:
+            return
         try:
             self._metrics.write(to_line(event))
             self._metrics.flush()
@@ -174,20 +175,6 @@ class Run:
         if examples is not None:
             _write_examples(self.path / PAIRS, examples)
         write_atomically(self.path / RESULT, result.model_dump_json(indent=2, exclude_unset=True).encode())
-
-
-class OtherRank(Run):
-    """The run folder on all other ranks, which write nothing."""
-
-    def __init__(self, path: Path, config: Config) -> None:
-        self.path, self.config = path, config
-        self.checkpoints, self.best = path / "checkpoints", path / BEST
-
-    def close(self) -> None:
-        pass
-
-    def log(self, event: Event) -> None:
-        pass
 
 
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
@@ -308,9 +295,7 @@ def _import_tensorboard() -> Any:
     try:
         return importlib.import_module("torch.utils.tensorboard")
     except ImportError:
-        raise MissingPackageError(
-            "not installed", where="tensorboard", advice=f"Install it: {install_command('tensorboard')}."
-        ) from None
+        raise missing_package("tensorboard", "tensorboard") from None
 
 
 def _command() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -135,8 +135,7 @@ def override(config: Config, settings: Mapping[str, Any], source: str = "") -> C
                 near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
                 advice = f"Did you mean `{near[0]}`?" if near else f"The settings are {', '.join(names)}."
                 raise UnknownNameError("unknown setting", where=name, advice=advice)
-    changed = config.changed(settings, source)
-    with naming_source(source):
+        changed = config.changed(settings)
         if "model" in settings:
             from mispair import models
 
@@ -154,7 +153,7 @@ def read_recipe(path: str | Path) -> Config:
 
 def every_setting(config: Config) -> dict[str, Any]:
     """Return all settings by name, including those of all methods and models."""
-    return _filled(config, setting_classes())
+    return {**{name: getattr(config, name) for name in RUN_SETTINGS}, **_of(config, setting_classes())}
 
 
 def complete(config: Config) -> Config:
@@ -168,12 +167,9 @@ def complete(config: Config) -> Config:
     method = methods.select(config)
     used = dict.fromkeys(own.model for own in method.network_configs(config))
     kinds = dict.fromkeys([*(kind for model in used for kind in models.find(model).settings), *method.settings])
-    filled = _filled(config, list(kinds))
-    return dataclasses.replace(config, own={name: filled[name] for name in filled if name not in RUN_SETTINGS})
+    return dataclasses.replace(config, own=_of(config, kinds))
 
 
-def _filled(config: Config, kinds: list[type[Any]]) -> dict[str, Any]:
-    settings = {name: getattr(config, name) for name in RUN_SETTINGS}
-    for kind in kinds:
-        settings |= dataclasses.asdict(config.of(kind))
-    return settings
+def _of(config: Config, kinds: Iterable[type[Any]]) -> dict[str, Any]:
+    """Return the settings of some methods and models by name."""
+    return {name: value for kind in kinds for name, value in dataclasses.asdict(config.of(kind)).items()}

@@ -42,14 +42,14 @@ from mispair.errors import (
     StoppedError,
     TooFewError,
 )
-from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
+from mispair.methods.base import EpochPairs, StepInputs, StepPlan
 from mispair.methods.epoch_metrics import MethodReport
 from mispair.models import Network, SideSpec, build, weight_bytes
 from mispair.pairs.batches import PairLoader, prefetch
 from mispair.pairs.pairs import Pairs, Tokens, fingerprint
 from mispair.retrieval.matcher import Matcher
 from mispair.support.memory import is_out_of_memory
-from mispair.support.progress import TrainingProgress
+from mispair.support.progress import RowProgress
 from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
 from mispair.training.checkpoint import Checkpoint, Cursor
@@ -97,22 +97,20 @@ class Trainer:
         self.config = config = method.adapted(config)
         self.train_pairs, self.run, self.device = train, run, pick_device(config.device)
         self.loader = PairLoader(train, self.device)
-        self.nets = self._build(method.network_configs(config))
+        configs, specs = method.network_configs(config), SideSpec.of_both(train)
+        self.nets = [
+            build(own, *specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
+            for number, own in enumerate(configs)
+        ]
         self.method = method(config, self.nets, self.loader)
-        self.learners = self._learners(method.network_configs(config))
+        self.learners = self._learners(configs)
         self.validation = Validation(dev, self.device)
         self.cursor = Cursor.start(len(self.nets))
         self.epoch_pairs: list[EpochPairs] = []
         self.report: MethodReport | None = None  # of this epoch
         self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
         self._signal, self._saved_at = 0, time.monotonic()  # the signal to stop by, if any; the last checkpoint
-        self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
-
-    def _build(self, configs: Sequence[Config]) -> list[Network]:
-        return [
-            build(own, *SideSpec.of_both(self.train_pairs), self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
-            for number, own in enumerate(configs)
-        ]
+        self.progress = RowProgress(console, self._total_steps())
 
     def _learners(self, configs: Sequence[Config]) -> list[Learner]:
         records = self.device.type == "cuda" and self.method.repeatable and self.ranks.size == 1
@@ -133,7 +131,7 @@ class Trainer:
         """Train to the end, from the newest checkpoint if there is one."""
         if (ended := self.ranks.by_first(lambda: self.run.result)) is not None:
             self._refuse_other_pairs(ended.fingerprint)
-            self.progress.line("This run has ended already; nothing was trained.")
+            self.progress.write("This run has ended already; nothing was trained.")
             return self._load_best()
         own = [self.device] if self.device.type == "cuda" else []
         # The caller's random numbers are not ours.
@@ -215,21 +213,16 @@ class Trainer:
         if self._local:  # the ranks draw different numbers
             torch.manual_seed(self._seed(DROPOUT, cursor.epoch, cursor.network, plan.position, self.team.rank))
         self._on_part = self._own_part(plan) is not plan
-        metrics = self.learners[cursor.network].updates[main](inputs)
-        monitor = self.learners[cursor.network].monitor
-        monitor.add(cursor.step, metrics, len(plan.pairs))
+        learner = self.learners[cursor.network]
+        learner.monitor.add(cursor.step, learner.updates[main](inputs), len(plan.pairs))
         cursor.step += 1
         cursor.positions[cursor.network] = plan.position + 1
-        self._count(cursor.network, plan)
-        self.progress.step(self._phase)
-        if monitor.unread >= READ_EVERY:
+        if main:
+            cursor.main_steps[cursor.network] += not plan.on_noisy
+            self.method.after_step(cursor.network, plan)
+        self.progress.step(1)
+        if learner.monitor.unread >= READ_EVERY:
             self._flush_metrics()
-
-    def _count(self, number: int, plan: StepPlan) -> None:
-        """Count a finished step of a network."""
-        if plan.main_step is not None:
-            self.cursor.main_steps[number] += not plan.on_noisy
-            self.method.after_step(number, plan)
 
     def _update(self, number: int, main: bool, inputs: StepInputs) -> StepMetrics:
         """Make one step of network `number`: loss, gradients, update."""
@@ -238,7 +231,9 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
             result = loss(number, inputs)
-        (result.loss * self._loss_share(result)).backward()  # type: ignore[no-untyped-call]
+        # With local negatives the ranks are averaged, unless each computed the sum over its part of the batch.
+        averaged = self._local and (result.logged is not None or not self._on_part)
+        (result.loss * (1 / self.team.size if averaged else 1.0)).backward()  # type: ignore[no-untyped-call]
         self.team.add_gradients(net.parameters())
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
         if self._local:
@@ -249,10 +244,6 @@ class Trainer:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
         return metrics
-
-    def _loss_share(self, result: StepResult) -> float:
-        """Weight of this rank's loss in the sum over ranks; with local negatives the ranks are averaged."""
-        return 1 / self.team.size if self._local and (result.logged is not None or not self._on_part) else 1.0
 
     def _own_part(self, plan: StepPlan) -> StepPlan:
         """Return this rank's part of a step with local negatives, or all of a step with too few pairs."""
@@ -288,7 +279,7 @@ class Trainer:
         self.run.log(ValidationEvent.model_validate(event))
         words = " (best)" if list(kept) == self.method.kept_networks(0) else " (best of the new model)"
         best = words if is_best else ""
-        self.progress.line(f"{self._phase}  validation rSum {result.averaged.rsum:.1f}{best}  {seconds:.1f} s")
+        self.progress.write(f"{self._phase}  validation rSum {result.averaged.rsum:.1f}{best}  {seconds:.1f} s")
 
     # ------------------------------------------------------------------ batches
 
@@ -319,16 +310,15 @@ class Trainer:
     def _flush_metrics(self) -> None:
         """Read and log the metrics of the latest steps; stop a failed run."""
         cursor = self.cursor
-        if cursor.network == len(self.nets) or not self.learners[cursor.network].monitor.unread:
+        if cursor.network == len(self.nets) or not (monitor := self.learners[cursor.network].monitor).unread:
             return  # each network's are read at the end of its steps
-        monitor = self.learners[cursor.network].monitor
         metrics, bad_step = monitor.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
         usual = {name: metrics.pop(name) for name in ("loss", "spread", "grad_norm")}
         place = {"epoch": cursor.epoch, "step": cursor.step, "network": cursor.network}
         self.run.log(StepEvent.model_validate({**place, **usual, "metrics": metrics}))
-        self.progress.metrics(usual["loss"], usual["spread"])
+        self.progress.note(f"{self._phase}, loss {usual['loss']:.4f}, spread {usual['spread']:.3f}")
         if monitor.health.collapsed:
             self._refuse_collapse()
 
@@ -340,25 +330,21 @@ class Trainer:
         if not self.cursor.step:
             advice = "Give more pairs that match, or another `method`."
             raise TooFewError(found, where=self.train_pairs.name, advice=advice)
-        self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
+        self.progress.write(f"{self._phase}  {found}, so nothing is learned in this epoch")
 
     def _refuse_other_pairs(self, trained_on: str | None) -> None:
         if trained_on != self._trained_on:
-            raise ChangedError(
-                "trained on other pairs: the data set or its noise has changed",
-                where=self.run.path,
-                advice="Put the old files back, or give another `out`.",
-            )
+            what = "trained on other pairs: the data set or its noise has changed"
+            raise ChangedError(what, where=self.run.path, advice="Put the old files back, or give another `out`.")
 
     def _refuse_non_finite(self, step: int) -> None:
         """Raise, naming the pairs of the failed step."""
         position = self.cursor.position - (self.cursor.step - step)
         plan = self.plans(self.cursor.network)[position]
         pairs = ", ".join(map(str, np.unique(self.method.pairs_used(self.cursor.network, plan))))
-        raise NonFiniteError(
-            f"the loss or its gradient is not a finite number at step {step}; the update was not made",
-            advice=f"Pairs of that batch: {pairs}. Look for extreme features with mispair data check, or lower `lr`.",
-        )
+        what = f"the loss or its gradient is not a finite number at step {step}; the update was not made"
+        advice = f"Pairs of that batch: {pairs}. Look for extreme features with mispair data check, or lower `lr`."
+        raise NonFiniteError(what, advice=advice)
 
     def _refuse_collapse(self) -> None:
         kept = checkpoint.find(self.run.checkpoints)
@@ -440,10 +426,8 @@ class Trainer:
             self._average_statistics()
         checksums = [sum(float(p.detach().double().sum()) for p in net.parameters()) for net in self.nets]
         if any(other != checksums for other in self.ranks.exchange(checksums)):
-            raise MispairError(
-                "the weights of the ranks differ",
-                advice="Check that all machines have the same data set and the same versions of torch and mispair.",
-            )
+            advice = "Check that all machines have the same data set and the same versions of torch and mispair."
+            raise MispairError("the weights of the ranks differ", advice=advice)
 
     def _average_statistics(self) -> None:
         """Average the normalisation statistics, because with local negatives each rank saw other pairs."""
@@ -461,12 +445,11 @@ class Trainer:
             except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
                 if is_out_of_memory(error) or "CUDA error" in str(error):
                     raise
-                raise DamagedError(
-                    "the newest checkpoint is not of this run",
-                    where=self.run.checkpoints,
-                    advice="Delete it, or give another `out`.",
-                ) from None
-            self.progress.resume(self.cursor.step)
+                what = "the newest checkpoint is not of this run"
+                advice = "Delete it, or give another `out`."
+                raise DamagedError(what, where=self.run.checkpoints, advice=advice) from None
+            self.progress.reach(self.cursor.step)
+        self.progress.begin(f"{self.config.method} {self.config.model}")
         if self.ranks.is_first:
             self.run.forget_after(0 if state is None else state.logged_bytes)
 
@@ -476,11 +459,8 @@ class Trainer:
             return None
         self._refuse_other_pairs(state.fingerprint)
         if state.best.networks and not self.run.best.is_file():
-            raise NotFoundError(
-                "missing, and the checkpoints do not hold it",
-                where=self.run.best,
-                advice="Put it back, or give another `out`.",
-            )
+            what = "missing, and the checkpoints do not hold it"
+            raise NotFoundError(what, where=self.run.best, advice="Put it back, or give another `out`.")
         return state
 
     def _restore(self, state: Checkpoint) -> None:
@@ -537,17 +517,11 @@ def check_ranks(config: Config, ranks: Ranks) -> None:
     """Raise if several ranks cannot train with these settings."""
     method = methods.select(config)
     if ranks.size > 1 and not method.distributed:
-        raise ConflictError(
-            f"{config.method} is a method for one process, but there are {ranks.size}",
-            where="method",
-            advice="Leave out torchrun.",
-        )
+        what = f"{config.method} is a method for one process, but there are {ranks.size}"
+        raise ConflictError(what, where="method", advice="Leave out torchrun.")
     if ranks.size > 1 and config.local_negatives and not method.repeatable:
-        raise ConflictError(
-            f"{config.method} needs the whole batch on all ranks with these settings",
-            where="local_negatives",
-            advice="Leave it out.",
-        )
+        what = f"{config.method} needs the whole batch on all ranks with these settings"
+        raise ConflictError(what, where="local_negatives", advice="Leave it out.")
 
 
 def _packed(state: dict[str, Any]) -> bytes:
@@ -567,18 +541,13 @@ def check_pairs(train: Pairs, dev: Pairs | None) -> None:
     """Raise if pairs cannot be trained on, or if validation pairs are of another kind."""
     images = len(np.unique(train.left_groups[train.link]))
     if len(train) < 2 or images < 2:
-        raise TooFewError(
-            f"{len(train):,} training pairs with {images} different left items",
-            where=train.name,
-            expected="at least 2 of each, because the other pairs are the negatives",
-        )
+        what = f"{len(train):,} training pairs with {images} different left items"
+        expected = "at least 2 of each, because the other pairs are the negatives"
+        raise TooFewError(what, where=train.name, expected=expected)
     words = [side.vocabulary for side in (train.left, train.right) if isinstance(side, Tokens)]
     if len(words) == 2 and words[0] != words[1]:
-        raise DataError(
-            f"both sides are texts, of different vocabularies ({len(words[0]):,} and {len(words[1]):,} words)",
-            where=train.name,
-            advice="A model keeps one: encode both sides with one vocabulary.",
-        )
+        what = f"both sides are texts, of different vocabularies ({len(words[0]):,} and {len(words[1]):,} words)"
+        raise DataError(what, where=train.name, advice="A model keeps one: encode both sides with one vocabulary.")
     if dev is None:
         return
     if not len(dev):
@@ -589,8 +558,5 @@ def check_pairs(train: Pairs, dev: Pairs | None) -> None:
             expected = f"{SideSpec.of(ours)}, as for training"
             raise ShapeError(f"the {name} side has {SideSpec.of(theirs)}", where=dev.name, expected=expected)
         if isinstance(ours, Tokens) and ours.vocabulary != theirs.vocabulary:
-            raise DataError(
-                f"the {name} side has other words than for training",
-                where=dev.name,
-                advice='Load both with one vocabulary: load(data, "dev", vocabulary=train.right.vocabulary).',
-            )
+            advice = 'Load both with one vocabulary: load(data, "dev", vocabulary=train.right.vocabulary).'
+            raise DataError(f"the {name} side has other words than for training", where=dev.name, advice=advice)

@@ -16,7 +16,7 @@ MODULES = sorted(
     for path in SOURCE.rglob("*.py")
     if path.name != "__main__.py"
 )
-NEED_TRANSFORMERS = ["mispair.robust.hugging_face", "mispair.robust.trainer_callback"]
+NEED_TRANSFORMERS = ["mispair.robust.hugging_face"]
 ELSEWHERE = ["fcntl", "grp", "pwd", "resource", "termios"]  # modules of Unix; Triton is for Linux
 
 

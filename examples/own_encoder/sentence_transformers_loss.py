@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from mispair import Robust
+from mispair.robust.hugging_face import RobustCallback
 from mispair.robust.sentence_transformers import RobustRankingLoss, batch_sampler
-from mispair.robust.trainer_callback import RobustCallback
 
 
 class EitherTower(nn.Module):

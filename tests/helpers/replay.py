@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _tensors
+from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _mapped, _shape, _tensors
 from mispair.config import Config
 
 READS_BACK = {"_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "unique_consecutive", "masked_select"}
@@ -75,7 +75,8 @@ class ReplayedStep(CudaGraphStep[Any]):
             ReplayedStep.replays += 1
             return result
         with Tape() as tape:
-            result = self._step(_rebuilt(inputs, iter(places)))
+            copies = iter(places)
+            result = self._step(_mapped(inputs, lambda _: next(copies)))
         self._tapes[shape] = tape, places, result
         return result
 

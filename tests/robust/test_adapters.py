@@ -108,17 +108,14 @@ def test_sentence_transformers_needs_two_columns_and_labels() -> None:
         batch_sampler(robust())(range(3), batch_size=2)
 
 
-@pytest.mark.parametrize("adapter", ["hugging_face", "trainer_callback"])
-def test_a_missing_library_is_a_sentence(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("hugging_face", "trainer_callback"):
-        monkeypatch.delitem(sys.modules, f"mispair.robust.{name}", raising=False)
+def test_a_missing_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mispair.robust.hugging_face", raising=False)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with refused(MissingPackageError, "transformers"):
-        importlib.import_module(f"mispair.robust.{adapter}")
+        importlib.import_module("mispair.robust.hugging_face")
 
 
-@pytest.mark.parametrize("adapter", ["hugging_face", "trainer_callback"])
-def test_a_library_that_cannot_be_imported_says_why(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     """As transformers does beside a torchvision of another torch: its error names no library."""
 
     def broken(name: str) -> Any:
@@ -127,10 +124,9 @@ def test_a_library_that_cannot_be_imported_says_why(adapter: str, monkeypatch: p
     transformers = ModuleType("transformers")
     transformers.__getattr__ = broken  # type: ignore[method-assign]
     monkeypatch.setitem(sys.modules, "transformers", transformers)
-    for name in ("hugging_face", "trainer_callback"):
-        monkeypatch.delitem(sys.modules, f"mispair.robust.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "mispair.robust.hugging_face", raising=False)
     with refused(MissingPackageError, "transformers", "operator nms is not there"):
-        importlib.import_module(f"mispair.robust.{adapter}")
+        importlib.import_module("mispair.robust.hugging_face")
 
 
 def test_mixed_precision_leaves_the_cosines_exact() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class CudaGraphStep(Generic[T]):
-    """Runs `step` on inputs: dataclasses, tuples and tensors in any nesting, all tensors on the GPU.
+    """Runs `step` on inputs: frozen dataclasses, tuples and tensors in any nesting, all tensors on the GPU.
 
     The next call overwrites the result. `step` must do the same for all inputs of one shape, read nothing back and
     leave no gradients behind. Used as a context, it frees its memory at the end. Steps that never run at the same time
@@ -83,7 +83,8 @@ class CudaGraphStep(Generic[T]):
                 torch.cuda.stream(stream),
                 torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
             ):
-                result = self._step(_rebuilt(inputs, iter(places)))
+                copies = iter(places)
+                result = self._step(_mapped(inputs, lambda _: next(copies)))
         except RuntimeError as error:
             warnings.warn(f"This GPU does not record steps, so training takes longer: {error}", stacklevel=2)
             self._on = False
@@ -120,34 +121,23 @@ def _end_recording(device: torch.device, pool: Any, random_state: Tensor) -> Non
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh)
 
 
+def _mapped(inputs: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same with every tensor changed."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, tuple):
+        return tuple(_mapped(part, change) for part in inputs)
+    if is_dataclass(inputs) and not isinstance(inputs, type):
+        return replace(inputs, **{f.name: _mapped(getattr(inputs, f.name), change) for f in fields(inputs)})
+    return inputs
+
+
 def _shape(inputs: Any) -> Hashable:
     """All of the inputs but the numbers in their tensors."""
-    if isinstance(inputs, Tensor):
-        return inputs.shape, inputs.dtype
-    if isinstance(inputs, tuple):
-        return tuple(map(_shape, inputs))
-    if is_dataclass(inputs):
-        return type(inputs), *(_shape(getattr(inputs, field.name)) for field in fields(inputs))
-    return inputs  # type: ignore[no-any-return]
+    return _mapped(inputs, lambda tensor: (tensor.shape, tensor.dtype))  # type: ignore[no-any-return]
 
 
-def _tensors(inputs: Any) -> Iterator[Tensor]:
-    if isinstance(inputs, Tensor):
-        yield inputs
-    elif isinstance(inputs, tuple):
-        for part in inputs:
-            yield from _tensors(part)
-    elif is_dataclass(inputs):
-        for field in fields(inputs):
-            yield from _tensors(getattr(inputs, field.name))
-
-
-def _rebuilt(inputs: Any, tensors: Iterator[Tensor]) -> Any:
-    """The same with these tensors, in the order of `_tensors`."""
-    if isinstance(inputs, Tensor):
-        return next(tensors)
-    if isinstance(inputs, tuple):
-        return tuple(_rebuilt(part, tensors) for part in inputs)
-    if is_dataclass(inputs) and not isinstance(inputs, type):
-        return replace(inputs, **{f.name: _rebuilt(getattr(inputs, f.name), tensors) for f in fields(inputs)})
-    return inputs
+def _tensors(inputs: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _mapped(inputs, found.append)
+    return found

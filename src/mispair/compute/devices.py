@@ -11,9 +11,10 @@ from torch import Tensor
 from mispair.compute.distributed import local_device
 from mispair.errors import InvalidValueError
 
+EPSILON = 1e-8  # added to lengths before something is divided by them
+KNOWN = "auto, cpu, cuda, cuda:1 or mps"
 # Settings of torch's GPU memory. Without expandable segments each recorded step of a new shape takes memory of its own,
 # and a training of SGR that needs 6 GB holds 61.
-KNOWN = "auto, cpu, cuda, cuda:1 or mps"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
@@ -64,3 +65,19 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Switches autocast off: scores near 1 tie in bf16."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """The precision of matrix products: half precision under autocast, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def working(x: Tensor) -> Tensor:
+    """Cast to the precision of the matrix products, to move wide tensors in it instead of float32."""
+    return x.to(working_dtype(x))

@@ -9,15 +9,9 @@ Array = npt.NDArray[np.float64]
 
 
 def canonical_directions(x: Array, y: Array, ridge: float = 0.1, width: int = 64) -> tuple[Array, Array]:
-    """Directions (D, k) and (E, k), k <= `width`, of the highest correlation of x (n, D) and y (n, E).
+    """Directions (D, k) and (E, k), k <= `width`, of the highest correlation of centred x (n, D) and y (n, E).
 
-    Each pair of directions is scaled by its correlation.
-
-    Args:
-        x: Centred.
-        y: Centred.
-        ridge: Added to the variance along every direction, as a multiple of their mean.
-        width: Largest number of directions.
+    Each pair of directions is scaled by its correlation. `ridge` times their mean is added to all variances.
     """
     left, right = _whitening(x, ridge), _whitening(y, ridge)
     u, correlation, v = np.linalg.svd(left @ (x.T @ y / len(x)) @ right, full_matrices=False)

@@ -19,7 +19,9 @@ def info_nce(t: Tensor, temperature: float, mask: Tensor | None = None) -> Tenso
     >>> info_nce(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), 0.05)
     tensor([1.3863, 1.3863])
     """
-    z = _without(t / temperature, mask)
+    z = t / temperature
+    if mask is not None:
+        z = z.masked_fill(mask & ~torch.eye(len(z), dtype=torch.bool, device=z.device), -torch.inf)
     return z.logsumexp(dim=1) + z.logsumexp(dim=0) - 2 * z.diagonal()
 
 
@@ -53,10 +55,3 @@ def distillation(t: Tensor, temperature: float, rows: Tensor, columns: Tensor) -
     image = (rows.xlogy(rows) - rows * (t / temperature).log_softmax(dim=1)).sum(dim=1)
     text = (columns.xlogy(columns) - columns * (t / temperature).log_softmax(dim=0)).sum(dim=0)
     return image + text
-
-
-def _without(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Scores with -inf where there is no negative."""
-    if mask is None:
-        return scores
-    return scores.masked_fill(mask & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device), -torch.inf)

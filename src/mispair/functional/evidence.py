@@ -53,15 +53,9 @@ def divergence(alpha: Tensor) -> Tensor:
 
 
 def evidential_loss(e: Tensor, Y: Tensor, kl_weight: float = 0.1) -> Tensor:
-    """Loss of each row: expected squared error of its Dirichlet, and `kl_weight` for evidence of mismatches.
+    """Loss of each row (B,): expected squared error of its Dirichlet, and `kl_weight` for evidence of mismatches.
 
-    Args:
-        e: (B, K) evidence.
-        Y: (B, K) 1 where row and column match; a row of zeros matches nothing.
-        kl_weight: lambda 2.
-
-    Returns:
-        (B,)
+    Y is 1 where row and column of the evidence e (B, K) match; a row of zeros matches nothing.
     """
     alpha = e + 1
     total = alpha.sum(dim=1, keepdim=True)

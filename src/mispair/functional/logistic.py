@@ -18,14 +18,9 @@ def probability(score: FloatArray) -> FloatArray:
 def logistic(
     x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float, *, intercept: bool = True
 ) -> tuple[FloatArray, float]:
-    """Weights (m,) and offset of a logistic regression on soft targets, by Newton's method.
+    """Weights (m,) and offset of a logistic regression of x (n, m) on soft targets (n,), by Newton's method.
 
-    Args:
-        x: (n, m).
-        target: (n,) probabilities.
-        worth: (n,) how much each row counts.
-        ridge: Penalty on the squared weights, not on the offset.
-        intercept: Whether there is an offset; else it is 0.
+    `worth` (n,) weights the rows, and `ridge` penalises the squared weights. Without `intercept` the offset is 0.
     """
     design = np.hstack([x, np.full((len(x), 1), float(intercept))])
     penalty = np.diag([*np.full(x.shape[1], ridge), 1e-9])
@@ -50,13 +45,9 @@ def newton(
     derivatives: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
     steps: int = 50,
 ) -> FloatArray:
-    """Minimise a convex function by Newton's method; halve each step until it helps.
+    """Minimise a convex function from `start` by Newton's method; halve each step until it helps.
 
-    Args:
-        start: Where to begin.
-        loss: The function.
-        derivatives: Its gradient and its matrix of second derivatives.
-        steps: Highest number of iterations.
+    `derivatives` returns the gradient and the matrix of second derivatives.
     """
     beta, best = start, loss(start)
     for _ in range(steps):

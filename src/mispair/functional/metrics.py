@@ -111,14 +111,7 @@ def row_blocks(left: int, right: int) -> Iterator[slice]:
 def block_ranks(
     blocks: Blocks, count: int, left_groups: Tensor, right_groups: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The `ranks` of several matrices at a time, from blocks of rows.
-
-    Args:
-        blocks: Gives the blocks of rows of all matrices, each time it is called, which it is twice.
-        count: How many matrices.
-        left_groups: (l,) group of each left item.
-        right_groups: (r,) group of each right item.
-    """
+    """The `ranks` of `count` matrices at a time, from blocks of their rows; `blocks` is called twice for them."""
     rows, columns, device = len(left_groups), len(right_groups), left_groups.device
     left_ranks = torch.empty(count, rows, dtype=torch.long, device=device)
     right_best = [torch.full((columns,), -torch.inf, device=device)] * count  # becomes as precise as its matrix

@@ -56,7 +56,7 @@ def standard_ranks(values: Tensor) -> Tensor:
 def bank_correlation(
     left: Tensor, right: Tensor, bank_left: Tensor, bank_right: Tensor, link: Tensor | None = None
 ) -> Tensor:
-    """Rank correlation of each pair against a bank (Eq. 3-5), in chunks of bounded memory.
+    """Rank correlation (n,) of each pair against a bank (Eq. 3-5), in chunks of bounded memory.
 
     Args:
         left: (n, D) left items of the pairs; or (m, D) with `link`.
@@ -64,9 +64,6 @@ def bank_correlation(
         bank_left: (M, D) left items of the bank.
         bank_right: (M, E) right items.
         link: (n,) left item of each pair. Items that several pairs share are then ranked once only.
-
-    Returns:
-        (n,) coefficients.
     """
     step = max(1, (CPU_ELEMENTS if right.device.type == "cpu" else CHUNK_ELEMENTS) // max(1, len(bank_left)))
     link = torch.arange(len(right), device=right.device) if link is None else link

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.compute.precision import full_precision
+from mispair.compute.devices import full_precision
 from mispair.config import Config
 from mispair.functional.beta_mixture import fit_betas
 from mispair.functional.gaussian_mixture import FloatArray, min_max

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.compute.devices import send
-from mispair.compute.precision import working_dtype
+from mispair.compute.devices import send, working_dtype
 from mispair.models.base import Encoded
 from mispair.models.ragged import inside, packing
 from mispair.support.arrays import IntArray

@@ -28,14 +28,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from mispair.compute.devices import send
+from mispair.compute.devices import full_precision, send
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
-from mispair.compute.precision import full_precision
 from mispair.config import Config
 from mispair.errors import ConflictError, DataError, TooFewError
 from mispair.functional.beta_mixture import by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
+from mispair.functional.logistic import logistic
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.epoch_metrics import MethodReport, selection, separation
@@ -228,26 +228,17 @@ def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
     """Draw a share of all pairs from those known to match, as sorted numbers of pairs."""
     mismatched = pairs.mismatched
     if mismatched is None:
-        raise DataError(
-            "it is not known which pairs match",
-            where=pairs.name,
-            expected="some known pairs for `method=mscn`",
-            advice="Inject noise with `noise_ratio`, or give Pairs whose truth is known.",
-        )
+        what = "it is not known which pairs match"
+        advice = "Inject noise with `noise_ratio`, or give Pairs whose truth is known."
+        raise DataError(what, where=pairs.name, expected="some known pairs for `method=mscn`", advice=advice)
     right, count = np.flatnonzero(~mismatched), round(share * len(pairs))
     if count < 2 or len(pairs) - count < 2:
-        raise TooFewError(
-            f"a meta set of {count:,} of {len(pairs):,} pairs by `meta_share={share:g}`",
-            where=pairs.name,
-            expected="at least 2 in it and 2 others",
-        )
+        what = f"a meta set of {count:,} of {len(pairs):,} pairs by `meta_share={share:g}`"
+        raise TooFewError(what, where=pairs.name, expected="at least 2 in it and 2 others")
     if len(right) < count:
-        raise TooFewError(
-            f"{len(right):,} pairs are known to match",
-            where=pairs.name,
-            expected=f"{count:,} for the meta set by `meta_share={share:g}`",
-            advice="Lower `meta_share`.",
-        )
+        what = f"{len(right):,} pairs are known to match"
+        expected = f"{count:,} for the meta set by `meta_share={share:g}`"
+        raise TooFewError(what, where=pairs.name, expected=expected, advice="Lower `meta_share`.")
     return np.sort(rng.choice(right, size=count, replace=False))
 
 
@@ -301,16 +292,12 @@ def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> Non
 
 def log_odds(scores: FloatArray, labels: IntArray) -> tuple[float, float]:
     """Slope and shift from the scores' log odds to log odds of a match (Platt, 1999)."""
-    from sklearn.linear_model import LogisticRegression  # here, because only this method needs it and it loads slowly
-
     x = inner(scores)
     x = np.log(x) - np.log1p(-x)
     counts = np.bincount(labels, minlength=2)
     targets = np.array([1 / (counts[WRONG] + 2), (counts[RIGHT] + 1) / (counts[RIGHT] + 2)])[labels]
-    # A soft target is a row of each class, weighted by it.
-    classes, weights = np.repeat([RIGHT, WRONG], len(x)), np.concatenate([targets, 1 - targets])
-    found = LogisticRegression(C=1e6, solver="newton-cholesky", tol=1e-9).fit(np.tile(x, 2)[:, None], classes, weights)
-    return float(found.coef_[0, 0]), float(found.intercept_[0])
+    slope, shift = logistic(x[:, None], targets, np.ones(len(x)), ridge=1e-6)
+    return float(slope[0]), shift
 
 
 def known_loss(network: Network, batch: KnownBatch) -> Tensor:

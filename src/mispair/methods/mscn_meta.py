@@ -27,8 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mispair.compute.devices import uncached
-from mispair.compute.precision import full_precision
+from mispair.compute.devices import full_precision, uncached
 from mispair.models import Network
 
 # e |v|, how far theta is moved to either side. In float32, on new SGR and SAF networks of width 64 to 1,024, the second

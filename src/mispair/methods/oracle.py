@@ -15,20 +15,14 @@ from mispair.support.arrays import IntArray
 def matched_pairs(pairs: Pairs) -> IntArray:
     """Return the pairs known to match; raise if they are too few to train on."""
     if pairs.mismatched is None:
-        raise DataError(
-            "it is not known which pairs match, and the training uses only these",
-            where=pairs.name,
-            advice="Inject noise with `noise_ratio`.",
-        )
+        what = "it is not known which pairs match, and the training uses only these"
+        raise DataError(what, where=pairs.name, advice="Inject noise with `noise_ratio`.")
     matched = np.flatnonzero(~pairs.mismatched)
     images = len(np.unique(pairs.left_groups[pairs.link[matched]]))
     if images < 2:
-        raise TooFewError(
-            f"{len(matched):,} of {len(pairs):,} pairs match, with {images} different left items",
-            where=pairs.name,
-            expected="at least 2, as the training uses only these",
-            advice="Lower `noise_ratio`.",
-        )
+        what = f"{len(matched):,} of {len(pairs):,} pairs match, with {images} different left items"
+        expected = "at least 2, as the training uses only these"
+        raise TooFewError(what, where=pairs.name, expected=expected, advice="Lower `noise_ratio`.")
     return matched
 
 

@@ -71,9 +71,8 @@ class Repair(CoTeaching):
         count = len(loader.pairs)
         self.bank_size = min(config.of(RepairSettings).bank_size, count)
         self.banks = [Bank(self.bank_size) for _ in nets]  # the queued pairs as encoded by each network
-        self.queues = [
-            np.empty((2, 0), dtype=np.int64)
-        ] * 2  # the newest M training pairs and their steps, oldest first
+        # The newest M training pairs and their steps, the oldest first.
+        self.queues = [np.empty((2, 0), dtype=np.int64)] * 2
         self.steps = [0, 0]
         self.labels = torch.ones(2, count, device=self.device)  # soft correspondence labels y*, by each network
         self.bounds = [(1.0, 0.0)] * 2  # gamma and mu of each network
@@ -153,7 +152,9 @@ class Repair(CoTeaching):
             pad_shapes = self.loader.pad_shapes(plan.pairs, plan.noisy, *from_bank.values())
             batch = self.loader.batch(plan.noisy, augment, pad_shapes)
             noisy = tuple(self._half_replaced(net, batch, side, ids, pad_shapes) for side, ids in from_bank.items())
-            noisy = noisy or (self._unreplaced(net, batch),)
+            if not noisy:  # unchanged
+                labels = self._labels(net, batch, hard=0.0)
+                noisy = (NoisyBatch(batch.left, batch.right, None, labels, self.false_negatives(batch)),)
         clean = self.loader.batch(plan.pairs, augment, pad_shapes)
         labels = self._labels(net, clean, hard=1.0)
         return RepairInputs(clean, self.negatives(plan.main_step), labels=labels, noisy=noisy)
@@ -172,11 +173,6 @@ class Repair(CoTeaching):
         labels = self.labels[1 - net, batch.pairs]
         return torch.full_like(labels, hard) if self.own.labels == "hard" else labels
 
-    def _unreplaced(self, net: int, batch: Batch) -> NoisyBatch:
-        """Use noisy pairs unchanged."""
-        labels = self._labels(net, batch, hard=0.0)
-        return NoisyBatch(batch.left, batch.right, None, labels, self.false_negatives(batch))
-
     def _half_replaced(self, net: int, batch: Batch, side: int, ids: IntArray, pad_shapes: PadShapes) -> NoisyBatch:
         """Combine noisy pairs with the right or the left items of the pairs `ids`."""
         labels = self.partner_labels[net, side, batch.pairs]
@@ -194,16 +190,16 @@ class Repair(CoTeaching):
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         if not inputs.noisy:
             return StepResult(loss, S)
-        noisy = torch.stack([self._noisy_loss(net, part, inputs.negatives) for part in inputs.noisy]).mean()
+        losses = []
+        for part in inputs.noisy:
+            noisy_S = compare(self.nets[net], part.left, part.right, without_gradient=part.from_bank)
+            losses.append(hard_loss(noisy_S, self.margin(part.labels), inputs.negatives, part.same))
+        noisy = torch.stack(losses).mean()
         return StepResult(loss + self.own.tau * noisy, S, {"noisy_loss": noisy / len(inputs.noisy[0].labels)})
 
     def batch_labels(self, net: int, inputs: RepairInputs) -> Tensor:  # noqa: ARG002 - a hook
         """(B,) y* of the clean pairs in a step of network `net`."""
         return inputs.labels
-
-    def _noisy_loss(self, net: int, pairs: NoisyBatch, negatives: Tensor) -> Tensor:
-        S = compare(self.nets[net], pairs.left, pairs.right, without_gradient=pairs.from_bank)
-        return hard_loss(S, self.margin(pairs.labels), negatives, pairs.same)
 
     def after_step(self, net: int, plan: StepPlan) -> None:
         self.steps[net] += 1
@@ -220,10 +216,9 @@ class Repair(CoTeaching):
         """Both sides of a bank. Raise if a number is not finite: ranks would hide it and all labels would be wrong."""
         left, right = self.banks[net].pooled()
         if not bool(left.isfinite().all() & right.isfinite().all()):
-            raise NonFiniteError(
-                f"the memory bank of network {'AB'[net]} holds a number that is not finite",
-                advice="Run the command again to resume from the last checkpoint; if it stops here again, lower `lr`.",
-            )
+            what = f"the memory bank of network {'AB'[net]} holds a number that is not finite"
+            advice = "Run the command again to resume from the last checkpoint; if it stops here again, lower `lr`."
+            raise NonFiniteError(what, advice=advice)
         return left, right
 
     def refill(self, net: int, view: EpochView) -> None:

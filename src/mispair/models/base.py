@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mispair.compute.devices import send
+from mispair.compute.devices import EPSILON, full_precision, send
 from mispair.compute.distributed import ALONE, Team
-from mispair.compute.precision import EPSILON, full_precision
 from mispair.functional.evidence import raw_scores
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.pairs.batches import Items

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mispair.compute.precision import full_precision
-from mispair.models.ragged import inside, to
+from mispair.compute.devices import full_precision
+from mispair.models.ragged import inside, to, turn
 
 
 class BiGRU(nn.Module):
@@ -140,24 +140,3 @@ def turned(lengths: Tensor, width: int) -> Tensor:
     position, last = torch.arange(width, device=lengths.device), lengths[:, None] - 1
     inside_item = torch.where(position <= last, last - position, position)
     return (inside_item + width * torch.arange(len(lengths), device=lengths.device)[:, None]).flatten()
-
-
-def turn(x: Tensor, order: Tensor) -> Tensor:
-    """Puts the elements of (B, n, D) in the order of `turned`."""
-    result: Tensor = _Turn.apply(x, order)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Turn(torch.autograd.Function):
-    """Turning twice changes nothing, so the gradient is turned as well: a copy, where an index would be scattered."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:
-        ctx.save_for_backward(order)
-        return x.flatten(0, 1).index_select(0, order).view(x.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        (order,) = ctx.saved_tensors
-        return gradient.flatten(0, 1).index_select(0, order).view(gradient.shape), None

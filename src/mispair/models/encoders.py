@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mispair.compute.precision import working_dtype
+from mispair.compute.devices import working_dtype
+from mispair.config import Config
 from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
 from mispair.models.layers import Dropout
@@ -54,6 +55,13 @@ class WordEncoder(nn.Module):
         hidden, lengths = self.words(items)
         local = l2norm(hidden, dtype=working_dtype(hidden))
         return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.capacity)
+
+
+def local_encoder(spec: SideSpec, config: Config, dropout: float) -> nn.Module:
+    """The encoder of a side to a vector for each region or word."""
+    if spec.kind == "tokens":
+        return WordEncoder(spec, config.embed_size, config.word_size, dropout)
+    return RegionEncoder(spec, config.embed_size)
 
 
 def as_set(items: Items, like: Tensor) -> tuple[Tensor, Tensor | None]:

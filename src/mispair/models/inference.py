@@ -56,17 +56,12 @@ def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedS
         order = np.concatenate([order[rank :: team.size] for rank in range(team.size)])
     own = order[team.part(len(side))] if shares else order
     with inference(network):
-        chunks = [encode(loader.items(rows)) for rows in _chunks(side, own, _times(network, loader))]
+        more = GPU_IMAGES if loader.device.type == "cuda" and not isinstance(side, Tokens) else 1
+        times = LARGER if isinstance(network, CosineNetwork) else more
+        chunks = [encode(loader.items(rows)) for rows in _chunks(side, own, times)]
         if shares:
             chunks = [Encoded(None, None, team.gather_alike(torch.cat([c.pooled for c in chunks]), len(side)))]
     return EncodedSide(torch.from_numpy(order), chunks)
-
-
-def _times(network: Network, loader: SideLoader) -> int:
-    """Factor for larger chunks than usual."""
-    if isinstance(network, CosineNetwork):
-        return LARGER
-    return GPU_IMAGES if loader.device.type == "cuda" and not isinstance(loader.side, Tokens) else 1
 
 
 def _chunks(side: Side, order: IntArray, times: int) -> Iterator[IntArray]:

@@ -77,13 +77,15 @@ def packing(lengths: Tensor, width: int, device: torch.device, capacity: int | N
 
 
 class _Move(torch.autograd.Function):
-    """Takes the elements at `there` along `dim`, zeros where not `real`.
+    """Takes the elements at `there` along `dim`, zeros where not `real`, if it is given.
 
     No element is taken twice, so the gradient only has to be moved back: a copy, where an index would add.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, there: Tensor, real: Tensor, back: Tensor, real_back: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, dim: int, there: Tensor, real: Tensor | None, back: Tensor, real_back: Tensor | None
+    ) -> Tensor:
         ctx.save_for_backward(back, real_back)
         ctx.dim = dim
         return _take(x, dim, there, real)
@@ -93,5 +95,12 @@ class _Move(torch.autograd.Function):
         return _take(gradients[0], ctx.dim, *ctx.saved_tensors), None, None, None, None, None
 
 
-def _take(x: Tensor, dim: int, there: Tensor, real: Tensor) -> Tensor:
-    return x.index_select(dim, there).masked_fill_(~real.view(-1, *(1,) * (x.dim() - 1 - dim)), 0)
+def _take(x: Tensor, dim: int, there: Tensor, real: Tensor | None) -> Tensor:
+    taken = x.index_select(dim, there)
+    return taken if real is None else taken.masked_fill_(~real.view(-1, *(1,) * (x.dim() - 1 - dim)), 0)
+
+
+def turn(x: Tensor, order: Tensor) -> Tensor:
+    """Put the elements of (B, n, D) in an `order` (B * n,) that restores itself when it is applied twice."""
+    turned: Tensor = _Move.apply(x.flatten(0, 1), 0, order, None, order, None)  # type: ignore[no-untyped-call]
+    return turned.view(x.shape)

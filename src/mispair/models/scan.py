@@ -8,13 +8,13 @@ products of words and regions, and those of the regions with each other.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from mispair.compute.precision import EPSILON, full_precision
+from mispair.compute.devices import EPSILON, full_precision
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm
-from mispair.models.encoders import RegionEncoder, WordEncoder
+from mispair.models.encoders import local_encoder
 from mispair.models.ragged import inside, to
 from mispair.models.sgraf import SLOPE, mask_regions, pack_words, products, unit_over_words
 from mispair.settings import ScanSettings
@@ -32,16 +32,10 @@ class SCAN(Network):
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
-        self.left, self.right = self._encoder(left, config), self._encoder(right, config)
+        self.left, self.right = (local_encoder(spec, config, dropout=0) for spec in (left, right))  # as published
         own = config.of(ScanSettings)
         self.attend, self.sharpness = own.attend, own.attend_sharpness
         self.aggregation, self.lse_sharpness = own.aggregate, own.lse_sharpness
-
-    @staticmethod
-    def _encoder(spec: SideSpec, config: Config) -> nn.Module:
-        if spec.kind == "tokens":
-            return WordEncoder(spec, config.embed_size, config.word_size, dropout=0)  # published without
-        return RegionEncoder(spec, config.embed_size)
 
     def similarity(self, left: Encoded, right: Encoded) -> Tensor:
         with full_precision(left.pooled):

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
+from mispair.compute.devices import EPSILON, full_precision, working, working_dtype
 from mispair.compute.distributed import ALONE, Team
-from mispair.compute.precision import EPSILON, full_precision, working, working_dtype
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
-from mispair.models.encoders import RegionEncoder, WordEncoder
+from mispair.models.encoders import local_encoder
 from mispair.models.kernels import compiled, graph, vectors
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.models.ragged import Packing, inside, masked_mean, packing
@@ -129,7 +129,7 @@ class SimilarityVectors(Network):
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
         d, s = config.embed_size, config.of(SgrafSettings).sim_size
-        self.left, self.right = self._encoder(left, config), self._encoder(right, config)
+        self.left, self.right = (local_encoder(spec, config, config.dropout) for spec in (left, right))
         self.left_pool = SelfAttention(d, config.dropout, regions=max(left.count, 1) if left.kind != "tokens" else 0)
         self.right_pool = SelfAttention(d, config.dropout)
         self.local_vector, self.global_vector = xavier_linear(d, s), xavier_linear(d, s)
@@ -140,12 +140,6 @@ class SimilarityVectors(Network):
             if isinstance(layer, Dropout):
                 layer.team = ALONE  # every rank pools all right items
 
-    @staticmethod
-    def _encoder(spec: SideSpec, config: Config) -> nn.Module:
-        if spec.kind == "tokens":
-            return WordEncoder(spec, config.embed_size, config.word_size, config.dropout)
-        return RegionEncoder(spec, config.embed_size)
-
     def similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (l, R, D)
         words, lengths = right.parts()
@@ -154,7 +148,9 @@ class SimilarityVectors(Network):
         wholes = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
         make_nodes = compiled_nodes if fused and compiles(regions, packed, real) else all_nodes
         inputs = regions, region_counts, packed, real, *wholes, self._vectors, self.layers
-        return self._scores(make_nodes(*inputs, fused, self._one_pass(regions)), real)
+        weight = self.local_vector.weight
+        fits = vectors.fits(working_dtype(weight), regions.shape[1], len(weight))
+        return self._scores(make_nodes(*inputs, fused, fits and vectors.available(weight.device)), real)
 
     @property
     def layers(self) -> list[Weights]:
@@ -171,12 +167,6 @@ class SimilarityVectors(Network):
         weight = self.local_vector.weight
         fits = graph.fits(len(weight), working_dtype(weight), 1 + words.longest)
         return not self.layers or (graph.available(weight.device) and fits)
-
-    def _one_pass(self, regions: Tensor) -> bool:
-        """Whether the vectors of words are made in a kernel."""
-        weight = self.local_vector.weight
-        fits = vectors.fits(working_dtype(weight), regions.shape[1], len(weight))
-        return fits and vectors.available(weight.device)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)

@@ -39,11 +39,7 @@ class TwoTower(CosineNetwork):
         super().__init__()
         for name, spec in (("left", left), ("right", right)):
             if spec.kind != "vectors":
-                raise ConflictError(
-                    "two-tower",
-                    where="model",
-                    expected=f"a model for {spec}, as the {name} side has",
-                    advice="Give `model=vse` or `model=sgr`.",
-                )
+                expected, advice = f"a model for {spec}, as the {name} side has", "Give `model=vse` or `model=sgr`."
+                raise ConflictError("two-tower", where="model", expected=expected, advice=advice)
         self.left = Tower(left, config.embed_size, config.dropout)
         self.right = Tower(right, config.embed_size, config.dropout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mispair.compute.precision import full_precision
+from mispair.compute.devices import full_precision
 from mispair.config import Config
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
@@ -113,8 +113,7 @@ class VSE(CosineNetwork):
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
         self.augments = config.of(VseSettings).augment
-        self.left = self._encoder(left, config)
-        self.right = self._encoder(right, config)
+        self.left, self.right = self._encoder(left, config), self._encoder(right, config)
 
     @staticmethod
     def _encoder(spec: SideSpec, config: Config) -> nn.Module:

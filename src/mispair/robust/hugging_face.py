@@ -1,5 +1,7 @@
 """Adapter for the Trainer of transformers: models with `image_embeds` and `text_embeds`, such as CLIP and SigLIP.
 
+Its callback is for the Trainer of sentence-transformers, too.
+
 trainer = RobustTrainer(robust, model=model, args=arguments, train_dataset=data)
 
 Items of the data have `rows`, the number of the pair, so `arguments` need `remove_unused_columns=False`.
@@ -7,18 +9,19 @@ Items of the data have `rows`, the number of the pair, so `arguments` need `remo
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from mispair.errors import NotFoundError
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
-from mispair.robust.trainer_callback import RobustCallback
 from mispair.support.extras import cannot_import
 
 try:
-    from transformers import Trainer
+    from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise cannot_import(error, "transformers", "pip install transformers accelerate") from None
 
@@ -58,3 +61,30 @@ class RobustTrainer(Trainer):
             bias = getattr(learned, "logit_bias", None)
             loss = self.robust_loss(outputs.image_embeds, outputs.text_embeds, rows, learned.logit_scale.exp(), bias)
         return (loss, outputs) if return_outputs else loss
+
+
+class RobustCallback(TrainerCallback):
+    """End the epochs of `robust`, and keep its state in the checkpoints of a Trainer."""
+
+    def __init__(self, robust: Robust) -> None:
+        self.robust = robust
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        self.robust.end_epoch()
+
+    def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if args.should_save:
+            torch.save(self.robust.state_dict(), _file(args, state))
+
+    def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step:  # it goes on from a checkpoint, and skips the batches that are done by itself
+            if not (file := _file(args, state)).is_file():
+                advice = "Resume from a checkpoint that was written with RobustCallback"
+                raise NotFoundError("no such file", where=file, advice=advice)
+            self.robust.load_state_dict(torch.load(file, weights_only=True), skip=False)
+            if self.robust.epoch < int(state.epoch):  # saved after the last step of an epoch
+                self.robust.end_epoch()
+
+
+def _file(args: Any, state: Any) -> Path:
+    return Path(args.output_dir, f"checkpoint-{state.global_step}", "robust.pt")

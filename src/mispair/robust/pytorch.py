@@ -30,14 +30,9 @@ class RobustLoss(nn.Module):
         logit_scale: float | Tensor | None = None,
         logit_bias: float | Tensor | None = None,
     ) -> Tensor:
-        """The loss of a batch.
+        """The loss of a batch: embeddings (B, D) of both sides, of any length, and the numbers of the pairs (B,).
 
-        Args:
-            left: (B, D) embeddings of the left items, of any length.
-            right: (B, D) embeddings of the right items.
-            rows: (B,) numbers of the pairs.
-            logit_scale: As in `Robust.loss`.
-            logit_bias: As in `Robust.loss`.
+        The scale and the bias are those of `Robust.loss`.
         """
         left, right = (normalize(side.float(), dim=-1).contiguous() for side in (left, right))
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:

@@ -227,12 +227,10 @@ class Robust:
     def _order(self, batch: int) -> tuple[int, IntArray]:
         """First batch of a sampler, 0 except once after loading a checkpoint, and the pairs of the epoch."""
         if self._position and self._batch not in (None, batch):
-            raise ConflictError(
-                f"{batch:,} pairs a batch of all processes",
-                where="batch_size",
-                expected=f"{self._batch:,} as in the checkpoint, which was written within an epoch",
-                advice="Give the sampler the same size, or call end_epoch first",
-            )
+            what = f"{batch:,} pairs a batch of all processes"
+            expected = f"{self._batch:,} as in the checkpoint, which was written within an epoch"
+            advice = "Give the sampler the same size, or call end_epoch first"
+            raise ConflictError(what, where="batch_size", expected=expected, advice=advice)
         if not self._position and self.step >= self.sampled // batch:
             warnings.warn(
                 "Robust: end_epoch was not called after the last epoch, so its batches come again in the same order.",

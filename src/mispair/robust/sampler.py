@@ -30,14 +30,9 @@ class RobustSampler(Sampler[list[int]]):
         rank: int | None = None,
         world: int | None = None,
     ) -> None:
-        """A sampler of `count` pairs an epoch.
+        """A sampler of `count` pairs an epoch; the other arguments are those of `Robust.sampler`.
 
-        Args:
-            order: Given the pairs a batch, of all processes: the first batch and the (count,) pairs of the epoch.
-            count: Number of pairs of an epoch.
-            batch_size: Pairs a batch, in each process.
-            rank: Number of this process; by default that of `torch.distributed`.
-            world: Number of processes.
+        Called with the pairs a batch, of all processes, `order` returns the first batch and the pairs of the epoch.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 2:
             expected = "a whole number from 2 on: a pair needs negatives"

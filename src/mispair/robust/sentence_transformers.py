@@ -5,7 +5,7 @@ The training data has three columns: the left item, the right item, and `label` 
 args = SentenceTransformerTrainingArguments(..., batch_sampler=batch_sampler(robust))
 trainer = SentenceTransformerTrainer(
     model, args, data, loss=RobustRankingLoss(model, robust), callbacks=[RobustCallback(robust)]
-)  # RobustCallback is in mispair.robust.trainer_callback
+)  # RobustCallback is in mispair.robust.hugging_face
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.compute.precision import full_precision
+from mispair.compute.devices import full_precision
 from mispair.models.kernels.common import HAS_TRITON, jit, on, works
 
 if HAS_TRITON:

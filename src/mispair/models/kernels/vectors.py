@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.compute.precision import EPSILON
+from mispair.compute.devices import EPSILON
 from mispair.models.kernels.common import HAS_TRITON, compact, jit, on, works
 
 if HAS_TRITON:

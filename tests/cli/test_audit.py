@@ -78,6 +78,8 @@ def test_from_a_folder_to_a_folder_and_a_clean_copy(folder: Path, tmp_path: Path
     printed = capsys.readouterr()
     assert "of 100 pairs are flagged as mismatched." in printed.out
     assert str(out / "report.html") in printed.out
+    for note in json.loads((out / "summary.json").read_text())["notes"]:
+        assert f"Note: {note}" in printed.out
     assert str(clean) in printed.out
     found = table(out)
     assert found["id"] == [f"p{row}" for row in range(ROWS)]
@@ -402,7 +404,7 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
     (place / "odd.csv").write_text("a,b\n1.png,0 0 0\n")
     for options, words in (
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
-        ([place / "few.csv", "--image-column", "link"], "1 pairs; expected at least 50"),
+        ([place / "few.csv", "--image-column", "link"], "; expected at least 50"),
         ([place / "photos.csv", "--by", "shop"], "--by: "),
         ([place / "odd.csv"], '"a", "b". Name them with --image-column'),
     ):

@@ -220,7 +220,7 @@ def _jumping(seconds: float, *names: str) -> Callable[[str, bool], None]:
 
 
 SECOND = "second process"  # the first one is stopped while the same command runs in another
-# By name: called before every operation from the fault's on, and told whether it is the first one.
+# Each is called before every operation after the fault begins; its second argument: whether this is the first one.
 KINDS: dict[str, Callable[[str, bool], None]] = {
     "SIGKILL": _signalled(signal.SIGKILL),
     "SIGTERM": _signalled(signal.SIGTERM),

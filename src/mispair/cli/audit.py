@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair.auditing.options import AuditOptions, InputOptions
-from mispair.cli.output import console, print_json, say
+from mispair.cli.output import console, print_json, say, with_flags
 from mispair.encoders.options import FileOptions
 from mispair.errors import ConflictError, DataError, InvalidValueError, StoppedError
 from mispair.support.flags import OrNone
@@ -230,7 +230,7 @@ def _in_words(summary: AuditSummary, out: Path, clean: Path | None, mended: Path
         table=shown(out / "pairs.parquet"), quoted=shlex.quote(str(out)), is_local=url_of(out) is None,
         clean=clean, mended=mended,
     )  # fmt: skip
-    return found.rstrip().replace("\xa0", " ")
+    return with_flags(found.rstrip().replace("\xa0", " "), {"encoder"})
 
 
 @dataclass(frozen=True)

@@ -146,7 +146,7 @@ def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...]) -> Any:
     graph = usearch.Index.restore(str(path / GRAPH), view=True) if (path / GRAPH).is_file() else None
     if graph is None or (len(graph), graph.ndim) != shape:
         advice = "Make the index again with matcher.index(items, out=...)"
-        raise DamagedError("the file is damaged, or of other vectors", where=path / GRAPH, advice=advice)
+        raise DamagedError("the file is damaged, or belongs to other vectors", where=path / GRAPH, advice=advice)
     return graph
 
 

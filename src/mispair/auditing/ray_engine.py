@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow
 from rich.console import Console
 
+from mispair.auditing import ray_workers
 from mispair.auditing.audit import COMMON_SPACE, MAX_SUGGESTED, Results, Settings, audit_source, notes_on
 from mispair.auditing.auditor import SAMPLE, Auditor, checked_answers
 from mispair.auditing.blocks import UNREADABLE, Block, count_rows, cut
@@ -44,21 +45,11 @@ from mispair.auditing.ray_workers import (
     Columns,
     Job,
     Known,
-    Shown,
     Verdict,
-    draw,
     file_name,
-    finish,
     joined,
-    keyed,
-    lowest,
-    near,
-    near_in,
-    report_rows,
-    score,
-    share,
 )
-from mispair.auditing.report.page import WORST, Reported, rows_to_show
+from mispair.auditing.report.page import WORST, Reported, Row, rows_to_show
 from mispair.auditing.scoring.folds import PART, random_keys, sample
 from mispair.auditing.scoring.folds import SAMPLE as STREAM
 from mispair.auditing.scoring.judge import Judge
@@ -66,10 +57,10 @@ from mispair.auditing.scoring.partners import POOL, find_partners
 from mispair.auditing.scoring.scan import Scan
 from mispair.auditing.scoring.shared_items import SharedItems, near_enough
 from mispair.auditing.scoring.views import with_joins
-from mispair.auditing.summary import SHARD, SIDES, AuditSummary, Tally, detections, share_of, values_by
+from mispair.auditing.summary import SIDES, AuditSummary, Tally, detections, share_of
 from mispair.compute.threads import parallel_map
 from mispair.encoders.encode import read_hashes, request_of, shard_files
-from mispair.errors import DataError, InvalidValueError, NotFoundError
+from mispair.errors import NotFoundError
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import MATCH_THRESHOLD
@@ -174,14 +165,17 @@ class _Run:
     command: str
 
     def audit(self, show: RowProgress) -> Found:
-        widths = self._widths()
         show.begin("learning")
+        widths, columns = result(self.ray, task(self.ray, ray_workers.describe).remote(self.job))
+        self.job = replace(self.job, columns=columns)
         drawn = self._sample()
         source, auditor = self._learned(drawn, widths)
         show.begin("measuring all pairs")
         gpu = auditor.judge.transforms[0].mean.device.type == "cuda"
         done = Store(f"{self.job.work}/{SCORES}").files()
-        for _ in self._each(score, [number for number in self._all if file_name(number) not in done], gpu=gpu):
+        for _ in self._each(
+            ray_workers.score, [number for number in self._all if file_name(number) not in done], gpu=gpu
+        ):
             show.step(1)
         show.begin("searching near-duplicates")
         shared = self._shared()
@@ -189,7 +183,7 @@ class _Run:
         show.begin("searching better partners")
         verdict = self._verdict(source, auditor, drawn, worst, match, below, scored)
         show.begin("writing tables")
-        tally: Tally = reduce(add, self._each(finish, self._all, verdict))
+        tally: Tally = reduce(add, self._each(ray_workers.finish, self._all, verdict))
         show.end()
         stages = {name: round(seconds, 2) for name, seconds in show.stages.items()}
         return self._result(auditor, bool(drawn["joint"].any()), tally, shared, verdict, stages)
@@ -204,31 +198,11 @@ class _Run:
 
     def _rows(self, rows: IntArray, ids: Sequence[str] = (), *, look: bool = False) -> Columns:
         """Read ascending rows, and those with some ids."""
-        return joined(list(self._each(draw, self._all if ids else self._blocks_of(rows), rows, ids, look)))
+        return joined(list(self._each(ray_workers.draw, self._all if ids else self._blocks_of(rows), rows, ids, look)))
 
     def _blocks_of(self, rows: IntArray) -> list[int]:
         numbers: list[int] = np.unique(np.searchsorted(self.job.starts, rows, side="right") - 1).tolist()
         return numbers
-
-    def _widths(self) -> list[list[int]]:
-        """Read the widths of the views and the columns from the first readable block; check `by`."""
-        by, problem = self.job.settings.by, self._nothing()
-        for number in self._all:
-            try:
-                with self.job.open(number) as rows:
-                    if by not in (None, SHARD):
-                        with self.job.given(number, rows) as given:
-                            values_by(given.source, str(by))
-                    self.job = replace(self.job, columns=tuple(rows.source.item_columns(rows.start, rows.start)))
-                    return [[view.width for view in views_of(side)] for side in (rows.source.left, rows.source.right)]
-            except InvalidValueError:
-                raise
-            except UNREADABLE as error:
-                problem = error
-        raise problem
-
-    def _nothing(self) -> DataError:
-        return DataError("no pairs can be read", where=(self.job.raw or self.job.data).places[0])
 
     def _sample(self) -> Columns:
         """Draw pairs to learn from; add the checked pairs."""
@@ -237,7 +211,7 @@ class _Run:
         if lost := sorted(set(checked) - set(found["id"].tolist() if found else ())):
             raise NotFoundError(f"no pair has the id {lost[0]!r}", where="checked", expected="ids of the data")
         if not found or not found["good"].any():
-            raise self._nothing()
+            raise self.job.nothing()
         return {name: values[found["good"]] for name, values in found.items()}
 
     def _learned(self, drawn: Columns, widths: Sequence[Sequence[int]]) -> tuple[Source, Auditor]:
@@ -271,14 +245,16 @@ class _Run:
             cosines = [near_enough(side.units, job.rows) for side in job.known.some]
             apart = -(-job.rows // TOGETHER)
             if apart == 1:
-                links = [task(ray, near_in).remote(job, cosines, side) for side in range(2)]
+                links = [task(ray, ray_workers.near_in).remote(job, cosines, side) for side in range(2)]
             else:
                 numbers = ray.data.from_items([{"number": number} for number in self._all])
                 keys, cores = QUARTERS * apart, int(ray.cluster_resources().get("CPU", 1))
                 items = numbers.map_batches(partial(_keyed, job, apart), batch_size=1, batch_format="numpy")
                 groups = items.groupby("key", num_partitions=max(1, min(2 * keys, cores)))
-                links = groups.map_groups(partial(near, keys, cosines), batch_format="numpy").to_arrow_refs()
-            result(ray, task(ray, share).remote(job, *links))
+                links = groups.map_groups(
+                    partial(ray_workers.near, keys, cosines), batch_format="numpy"
+                ).to_arrow_refs()
+            result(ray, task(ray, ray_workers.share).remote(job, *links))
         shared: dict[str, Any] = json.loads(job.items().schema.metadata[b"about"])
         return shared
 
@@ -286,7 +262,7 @@ class _Run:
         """Return the lowest flagged rows, their match scores, the cut, and the number of readable rows."""
         settings, counts = self.job.settings, np.zeros(len(STEPS) + 1, dtype=np.int64)
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
-        for own, values, own_counts in self._each(lowest, self._all):
+        for own, values, own_counts in self._each(ray_workers.lowest, self._all):
             counts += own_counts
             rows, scores = np.append(rows, own), np.append(scores, values)
             chosen = np.lexsort((rows, scores))[:MAX_SUGGESTED]
@@ -368,14 +344,13 @@ class _Run:
             images=(place,),
         )
         rows, pictured = rows_to_show(found)
-        parts = self._each(report_rows, self._blocks_of(rows), rows, pictured)
-        cells: dict[int, Shown] = reduce(or_, parts, {})
-        worst = [cells[row] for row in found.worst.tolist()]
+        parts = self._each(ray_workers.report_rows, self._blocks_of(rows), rows, pictured)
+        cells: dict[int, tuple[Row, float, str]] = reduce(or_, parts, {})
+        _, scores, reasons = (
+            zip(*(cells[row] for row in found.worst.tolist()), strict=True) if len(places) else ((),) * 3
+        )
         return replace(
-            found,
-            scores=np.array([cell.score for cell in worst]),
-            reasons=[cell.reason for cell in worst],
-            rows={row: cell.row for row, cell in cells.items()},
+            found, scores=np.array(scores), reasons=list(reasons), rows={row: cell[0] for row, cell in cells.items()}
         )
 
     def _tables(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]:
@@ -419,7 +394,7 @@ class _Run:
 
 def _keyed(job: Job, apart: int, batch: Columns) -> Columns:
     """Call `keyed` in a data set of Ray."""
-    return keyed(job, apart, int(batch["number"][0]))
+    return ray_workers.keyed(job, apart, int(batch["number"][0]))
 
 
 def _sample_rows(rows: int) -> IntArray:

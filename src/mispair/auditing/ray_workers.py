@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,7 +39,7 @@ from mispair.auditing.scoring.reasons import WORDLESS as EMPTY_KINDS
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults
 from mispair.auditing.scoring.shared_items import SharedItems, SomeVectors, combined
 from mispair.auditing.scoring.views import with_joins
-from mispair.auditing.summary import SHARD, SIDES, Tally
+from mispair.auditing.summary import SHARD, SIDES, Tally, values_by
 from mispair.errors import DamagedError, DataError
 from mispair.functional.logistic import probability
 from mispair.pairs.remote import Store
@@ -124,6 +124,9 @@ class Job:
         """Return what was measured of a block."""
         return self.store.table(f"{SCORES}/{file_name(number)}", columns)
 
+    def nothing(self) -> DataError:
+        return DataError("no pairs can be read", where=(self.raw or self.data).places[0])
+
     def own(self, number: int, rows: IntArray) -> IntArray:
         """Return the rows of a block among ascending rows."""
         return rows[np.searchsorted(rows, self.starts[number]) : np.searchsorted(rows, self.starts[number + 1])]
@@ -145,6 +148,27 @@ class Verdict:
     def ids(self, rows: IntArray) -> list[str]:
         """Return the ids of possible partners."""
         return [self.names[row] for row in rows.tolist()]
+
+
+def describe(job: Job) -> tuple[list[list[int]], tuple[str, ...]]:
+    """Return the widths of the views of both sides, and the columns of the pairs, of the first readable block.
+
+    Raises:
+        InvalidValueError: There is no column `by`.
+        DataError: No block is readable.
+    """
+    by, problem = job.settings.by, job.nothing()
+    for number in range(len(job.blocks)):
+        try:
+            with job.open(number) as rows:
+                if by not in (None, SHARD):
+                    with job.given(number, rows) as given:
+                        values_by(given.source, str(by))
+                widths = [[view.width for view in views_of(side)] for side in (rows.source.left, rows.source.right)]
+                return widths, tuple(rows.source.item_columns(rows.start, rows.start))
+        except UNREADABLE as error:
+            problem = error
+    raise problem
 
 
 def draw(job: Job, rows: IntArray, ids: Sequence[str], look: bool, number: int) -> Columns:
@@ -464,26 +488,18 @@ def file_name(number: int) -> str:
     return f"{number:06d}.parquet"
 
 
-class Shown(NamedTuple):
-    """A row of the report."""
-
-    row: Row
-    score: float
-    reason: str
-
-
-def report_rows(job: Job, rows: IntArray, pictured: IntArray, number: int) -> dict[int, Shown]:
-    """Read rows of a block for the report, some of them with their images."""
-    own, start = job.own(number, rows), int(job.starts[number])
+def report_rows(job: Job, rows: IntArray, pictured: IntArray, number: int) -> dict[int, tuple[Row, float, str]]:
+    """Read what a report shows of rows of a block, some with their images, and their scores and reasons."""
+    own, start, images = job.own(number, rows), int(job.starts[number]), dict[int, Row]()
     cells = job.store.table(f"{TABLES}/{file_name(number)}").take(own - start).to_pylist()
-    images = dict[int, Row]()
-    with suppress(DataError), job.open(number) as encoded, job.given(number, encoded) as here:
-        some = here.start - start + job.own(number, pictured)
-        images = {row - here.start + start: found for row, found in read_rows(here.source, some, some).items()}
+    if "image" in job.columns:
+        with suppress(DataError), job.open(number) as encoded, job.given(number, encoded) as here:
+            some = here.start - start + job.own(number, pictured)
+            images = {row - here.start + start: found for row, found in read_rows(here.source, some, some).items()}
     found = {}
     for row, cell in zip(own.tolist(), cells, strict=True):
         image = replace(images.get(row, Row("", "")), id=cell["id"], caption=cell.get("caption", ""))
-        found[row] = Shown(image, cell["match_score"], cell["reason"])
+        found[row] = image, cell["match_score"], cell["reason"]
     return found
 
 

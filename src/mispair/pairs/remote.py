@@ -216,7 +216,7 @@ class Store:
 
     def open(self, name: str) -> Any:
         """Open a file to read some bytes of it."""
-        return self._try(name, lambda: self._system.open(self._at(name), "rb"))
+        return self._try(name, lambda: self._system.open(self._at(name), "rb", block_size=1 << 16))
 
     def put(self, path: Path, name: str) -> None:
         """Write a file; it appears when it is whole."""

@@ -131,13 +131,7 @@ class ShownImage:
     right: bool  # whether the text was written for it
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A text on the page, the image of its pair and perhaps others."""
-
-    text: str
-    images: list[ShownImage]
-    found: list[tuple[str, list[ShownImage], int]]  # for each training: images found, rank of the right one from 1
+Shown = tuple[str, list[ShownImage]]  # a text, the image of its pair and perhaps others
 
 
 def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -> DemoResult:
@@ -271,8 +265,10 @@ def _suggestions(audit: AuditColumns, pairs: Pairs, folder: Path, seed: int) -> 
     return [_shown(pairs, folder, int(rows[place]), int(images[place]), int(rows[place])) for place in chosen]
 
 
-def _queries(trainings: list[Training], test: Pairs, folder: Path, seed: int) -> list[Shown]:
-    """Random texts of the test set."""
+def _queries(
+    trainings: list[Training], test: Pairs, folder: Path, seed: int
+) -> list[tuple[str, list[tuple[str, list[ShownImage], int]]]]:
+    """Random texts of the test set; by each training the images found, and the rank of the right one from 1."""
     assert isinstance(test.right, Vectors)
     chosen = np.random.default_rng(seed).choice(len(test), min(QUERIES, len(test)), replace=False)
     asked = test.right.features[chosen]
@@ -281,22 +277,22 @@ def _queries(trainings: list[Training], test: Pairs, folder: Path, seed: int) ->
     for column, row in enumerate(chosen.tolist()):
         found = []
         for name, S in scores.items():
-            images = _shown(test, folder, row, *best(S[:, column], FOUND)).images[1:]
+            images = [_image(test, folder, image, right=image == row) for image in best(S[:, column], FOUND)]
             found.append((name, images, int((S[:, column] >= S[row, column]).sum())))
-        queries.append(replace(_shown(test, folder, row), found=found))
+        queries.append((test.right_ids[row], found))
     return queries
 
 
 def _shown(pairs: Pairs, folder: Path, pair: int, *others: int) -> Shown:
     """A pair with its image and with other ones."""
     rows = int(pairs.link[pair]), *others
-    images = [_image(folder / "images" / f"{pairs.left_ids[row]}.png", right=row == pair) for row in rows]
-    return Shown(pairs.right_ids[pair], images, [])
+    return pairs.right_ids[pair], [_image(pairs, folder, row, right=row == pair) for row in rows]
 
 
-def _image(path: Path, *, right: bool = False) -> ShownImage:
-    encoded = base64.b64encode(path.read_bytes()).decode()
-    return ShownImage(f"data:image/png;base64,{encoded}", path.stem, right)
+def _image(pairs: Pairs, folder: Path, row: int, *, right: bool) -> ShownImage:
+    name = pairs.left_ids[row]
+    encoded = base64.b64encode((folder / "images" / f"{name}.png").read_bytes()).decode()
+    return ShownImage(f"data:image/png;base64,{encoded}", name, right)
 
 
 def _mismatched(pairs: Pairs) -> npt.NDArray[np.bool_]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 
 import jinja2
@@ -24,14 +23,6 @@ NAMES = {
     "audit": "an audit of the same rows",
     "checked": "checked rows",
 }
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Purity by the number of kept pairs, as data of an SVG path."""
-
-    axes: charts.Axes
-    path: str
 
 
 def render(cut: Cut | None, views: Sequence[View], **shown: object) -> str:
@@ -84,8 +75,8 @@ def score_histogram(ranked: Ranked) -> tuple[charts.Histogram, float, float]:
     return chart, float(lowest), float(highest)
 
 
-def purity_curve(ranked: Ranked) -> Curve:
-    """The purity of every cut; a point for about each of `POINTS` numbers of pairs."""
+def purity_curve(ranked: Ranked) -> tuple[charts.Axes, str]:
+    """The purity of every cut as an SVG path; a point for about each of `POINTS` numbers of pairs."""
     kept, purities = ranked.purities
     some = np.unique(np.linspace(0, len(kept) - 1, POINTS).astype(int))
     kept, purities, total = kept[some], purities[some], len(ranked.match)
@@ -95,4 +86,4 @@ def purity_curve(ranked: Ranked) -> Curve:
     ys = [(charts.HEIGHT * (1 - step / steps), percent(base + step / 10)) for step in range(steps + 1)]
     xs = [(charts.WIDTH * part / 4, f"{total * part / 4:,.0f}") for part in range(0, 5, 2)]
     points = (f"{charts.WIDTH * x / total:.1f},{y:.1f}" for x, y in zip(kept, heights, strict=True))
-    return Curve(charts.Axes(1.0, xs, ys), f"M{' L'.join(points)}")
+    return charts.Axes(1.0, xs, ys), f"M{' L'.join(points)}"

@@ -115,8 +115,7 @@ class AnnotationResult:
         calls: Calls of this run.
         spent: Money for all calls of the review.
         stopped: Reason for the end of the questions: planned, narrow (the interval is), limit, or no gain (by the
-        errors
-            so far more answers do not pay off).
+            errors so far more answers do not pay off).
         progress: The noise rate with these answers.
         decisions_left: Decisions of people that are missing to the wanted interval, by a new plan.
     """

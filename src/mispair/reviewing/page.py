@@ -30,21 +30,10 @@ HTTP = 80  # the port that browsers do not name
 class ReviewPage:
     """A page on which people decide on the pairs of an audit.
 
-    Args:
-        folder: The output of the audit; decisions are written to `decisions.sqlite` in it.
-        images: Folder of the images, if they have been moved since the audit.
-        port: Of the page; None for a free one.
-        host: Address to listen at. Unless it is this machine alone, the page asks for a token.
-        reviewer: Name beside the decisions.
-
     Attributes:
-        folder: The same.
-        url: The address to open, with the token.
+        folder: The output of the audit; decisions are written to `decisions.sqlite` in it.
+        url: The address to open, with a token unless `host` is this machine alone.
         images_gone: The folder of the images, if it is not there any more.
-
-    Raises:
-        DataError: The folder is not the output of an audit, or cannot be written.
-        ConfigError: The page cannot be at this address, or a package is not installed.
     """
 
     def __init__(

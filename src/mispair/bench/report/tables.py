@@ -155,8 +155,8 @@ def _cost_texts(row: ResultRow) -> list[str]:
         row.count(len(row.done)),
         _mean([record.seconds / 60 for record in timed]),
         _mean([record.seconds / len(record.validation) for record in timed]),
-        _mean([_scaled(record.bank_bytes, 1e6) for record in row.done]),
-        _mean([_scaled(record.memory, 1e9) for record in row.done]),
+        _mean([record.bank_bytes and record.bank_bytes / 1e6 for record in row.done]),
+        _mean([record.memory and record.memory / 1e9 for record in row.done]),
     ]
 
 
@@ -218,7 +218,3 @@ def _signed(value: float) -> str:
     """
     text = f"{value:+.1f}"
     return "0.0" if float(text) == 0 else text
-
-
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value / unit

@@ -79,10 +79,10 @@ class Calibration:
 
     def describe(self, cut: Cut) -> str:
         """A cut in words."""
+        low, high = percent(cut.purity_low, cut.purity_high), percent(cut.purity_high)
         return (
-            f"{self.column} >= {cut.least:.4g} keeps {cut.kept:,} pairs, "
-            f"{percent(cut.purity)} of them right ({percent(cut.purity_low)} to {percent(cut.purity_high)}), and loses "
-            f"{percent(cut.lost)} of the right ones."
+            f"{self.column} >= {cut.least:.4g} keeps {cut.kept:,} pairs, {percent(cut.purity)} of them right ({low} to "
+            f"{high}), and loses {percent(cut.lost)} of the right ones."
         )
 
     def summary(self, cut: Cut | None = None) -> dict[str, Json]:

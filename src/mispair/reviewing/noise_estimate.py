@@ -21,6 +21,7 @@ the scores are; good scores make its interval short, and the decisions say how g
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -302,10 +303,7 @@ class Draw(Population):
 
         def fewest(calls: int, low: int, high: int) -> int:
             """The fewest sufficient decisions with so many calls; `high` suffice."""
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if suffices(calls, middle) else (middle + 1, high)
-            return low
+            return low + bisect_left(range(low, high), True, key=lambda decisions: suffices(calls, decisions))
 
         least = min(total, max(LEAST, decided))
         alone = fewest(0, least, total)

@@ -21,8 +21,7 @@ from tyro.conf import Positional
 
 from common import check_names, run
 from mispair.cli.main import main as mispair
-from mispair.retrieval.matcher import Matcher
-from mispair.retrieval.model_data import load_for
+from mispair.retrieval.matcher import Matcher, load_for
 
 ROWS: dict[str, list[str]] = {
     "mend": [],

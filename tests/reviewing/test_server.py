@@ -158,14 +158,14 @@ def test_a_reason_is_there_once_and_in_words_of_images_and_captions(tmp_path: Pa
     assert re.findall(r'<option value="([^"]*)" >([^<]*shared[^<]*)<', text) == [
         (SHARED, "caption is shared by 5 pairs that have nothing … (2)")
     ]
-    assert "Captions that may fit this image better" in text
+    assert "Other captions that may fit this image" in text
     for value in (SHARED, f"its {SHARED}"):  # by the stored value
         found = page.get("/", params={"reason": value}).text
         assert f'<option value="{SHARED}" selected>' in found
         assert f"of {2 - value.startswith('its')}; 0 decided" in found
     text = page_of(tmp_path / "vectors", reason=reason, reasons=reasons, image=None, caption=None).get("/").text
     assert f"<li>its {SHARED}</li>" in text
-    assert "Right items that may fit this left item better" in text
+    assert "Other right items that may fit this left item" in text
     assert re.search(r'class="caption" dir="auto">p1<', text)  # a suggestion without a caption
 
 

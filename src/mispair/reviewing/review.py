@@ -89,14 +89,13 @@ class Review:
     # Showing
 
     def view(self, row: int) -> Pair:
-        """One pair with its suggestions, without those that match worse than the pair itself."""
+        """One pair with its suggestions."""
         if not 0 <= row < len(self.table):
             raise NotFoundError(f"no row {row} among {len(self.table):,} pairs", where=self.folder)
-        (pair,) = self.views([row])
-        found = [one for one in self.table.suggestions(row) if (one.score or 0.0) > (pair.score or 0.0)]
+        found = self.table.suggestions(row)
         shown = [one for side in ("right", "left") for one in [one for one in found if one.replaced == side][:SHOWN]]
         suggestions = [replace(one, has_image=self.data.has_image(one.row, one.image)) for one in shown]
-        return replace(pair, suggestions=suggestions)
+        return replace(self.views([row])[0], suggestions=suggestions)
 
     def views(self, rows: Sequence[int] | Rows) -> list[Pair]:
         """Pairs without their suggestions."""

@@ -146,21 +146,13 @@ def find(folder: Path) -> list[Path]:
 
 def resume(folder: Path) -> Checkpoint | None:
     """Load the newest intact checkpoint, and delete files left behind by a killed `save`."""
-    found = _newest(folder)
-    if found is None:
-        return None
-    path, state = found
-    _keep(path)
-    return state
-
-
-def _newest(folder: Path) -> tuple[Path, Checkpoint] | None:
     for path in find(folder):
         content = path.read_bytes()
-        match = NAME.fullmatch(path.name)
-        if match and _digest(content) == match[2]:
-            return path, _load(path, content)
-        warnings.warn(f"{path.name} is damaged; going back to the checkpoint before it.", stacklevel=3)
+        if path.stem.endswith(_digest(content)):
+            state = _load(path, content)
+            _keep(path)
+            return state
+        warnings.warn(f"{path.name} is damaged; going back to the checkpoint before it.", stacklevel=2)
     return None
 
 

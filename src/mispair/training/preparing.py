@@ -262,7 +262,8 @@ def write_vectors(source: Source, out: Path, rule: SplitRule, request: Mapping[s
         if folder.finished:
             return
         folder.begin()
-        names = rule.of(source) if encoded else _random_splits(source, rule)
+        first = source.first_rows
+        names = rule.of(source) if encoded else rule.random(first, source.ids(np.unique(first)), source.name)
         good = _readable(source)
         for split in dict.fromkeys(names):
             rows = good[[names[row] == split for row in good]]
@@ -273,11 +274,6 @@ def write_vectors(source: Source, out: Path, rule: SplitRule, request: Mapping[s
                 _write_metadata(out / split / "metadata/metadata_0.parquet", source, rows)
                 save_rows(out, split, rows)
         folder.finish()
-
-
-def _random_splits(source: Source, rule: SplitRule) -> list[str]:
-    first = source.first_rows
-    return rule.random(first, source.ids(np.unique(first)), source.name)
 
 
 def _readable(source: Source) -> IntArray:

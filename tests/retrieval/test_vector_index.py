@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import mispair
 from kills import killed_runs
@@ -104,6 +105,15 @@ def test_no_item_of_an_approximate_index_is_lost() -> None:
     vectors = units(3000)
     index = build_index(vectors, lambda items: items, None, approximate=True)
     assert [row for row, vector in enumerate(vectors) if index.nearest(vector, 1)[0] != [row]] == []
+
+
+def test_items_may_be_added_in_any_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("usearch", reason="usearch is not installed")
+    for name, added in (("whole", 500), ("parts", 7)):
+        monkeypatch.setattr(vector_index, "ADDED", added)
+        build_index(units(500), np.asarray, tmp_path / name, approximate=True, console=Console(quiet=True))
+    whole, parts = ((tmp_path / name / "graph.usearch").read_bytes() for name in ("whole", "parts"))
+    assert whole == parts
 
 
 @pytest.mark.parametrize("name", ["vectors.npy", "graph.usearch"])

@@ -98,17 +98,17 @@ def train_and_test(
 
     Settings that are not `given` follow the data and the device; by default all were given.
     """
+    given = all_names() if given is None else given
     with connect(config.device) as ranks:
         check_ranks(config, ranks)
-        check_method(config, all_names() if given is None else given)
+        check_method(config, given)
         ranks.by_first(lambda: check_place(out))
-        if given is not None and ranks.is_first:
+        if ranks.is_first:
             note_unused(config, given)
         if not Path(config.data).exists():  # as in the settings of a run that has been moved
             config = replace(config, data=own_features(out, config.data) or config.data)
         splits = ranks.first_before_others(lambda: load_splits(config, console))
-        if given is not None:
-            config = fitted(config, given, splits.train)
+        config = fitted(config, given, splits.train)
         if console is not None and read_result(out) is None:
             console.print(first_line(config, len(splits.train)), soft_wrap=True)
         recipe, folder = shlex.quote(str(out / "config.toml")), shlex.quote(str(out))

@@ -26,7 +26,6 @@ from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods import mscn, mscn_meta
 from mispair.methods.base import StepPlan, similarity
 from mispair.methods.mscn import (
-    KnownBatch,
     Mscn,
     MscnInputs,
     clean_posterior,
@@ -37,7 +36,7 @@ from mispair.methods.mscn import (
 )
 from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.models import Encoded, Network, SideSpec, bigru, build
-from mispair.pairs.batches import Items, PairLoader
+from mispair.pairs.batches import Batch, Items, PairLoader
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs
 from mispair.settings import SgrafSettings
@@ -127,16 +126,21 @@ def triplet(S: Tensor) -> Tensor:
     return hard_loss(S, meta_margin(S.detach().diagonal()), 2)
 
 
+def crossed(left: Items, right: Items) -> Batch:
+    numbers = torch.arange(len(left))
+    return Batch(left, right, numbers, numbers, numbers)
+
+
 def toy_problem() -> Problem:
     torch.manual_seed(1)
     left, right = (Items(torch.randn(9, size).double()) for size in (7, 5))
     meta_left, meta_right = (Items(torch.randn(10, size).double()) for size in (7, 5))
-    known = KnownBatch(meta_left, meta_right, (torch.arange(10) % 2).double())
+    labels = (torch.arange(10) % 2).double()
 
     def scores(network: Network) -> Tensor:
         return network.similarity(network.encode_left(left), network.encode_right(right))
 
-    return Toy().double(), scores, triplet, lambda network: known_loss(network, known)
+    return Toy().double(), scores, triplet, lambda network: known_loss(network, crossed(meta_left, meta_right), labels)
 
 
 def network_problem(model: str) -> Problem:
@@ -146,12 +150,12 @@ def network_problem(model: str) -> Problem:
     network = build(chosen, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=1).train()
     shake(network)
     loader = PairLoader(pairs, torch.device("cpu"))
-    batch, others = loader.batch(np.arange(8)), loader.batch(np.arange(8, 16))
-    known = KnownBatch(others.left, others.right, (torch.arange(8) % 2).float())
+    batch, known = loader.batch(np.arange(8)), loader.batch(np.arange(8, 16))
+    labels = (torch.arange(8) % 2).float()
 
     def meta_loss(network: Network) -> Tensor:
         kind = next(network.parameters()).dtype
-        return known_loss(network, replace(known, labels=known.labels.to(kind)))
+        return known_loss(network, known, labels.to(kind))
 
     return network, lambda network: similarity(network, batch), triplet, meta_loss
 
@@ -287,7 +291,7 @@ def test_each_network_drops_pairs_for_the_other(monkeypatch: pytest.MonkeyPatch)
     fits = np.arange(12)[:, None] == np.arange(60) // 5
     tables = [np.where(fits, rng.beta(6, 3, fits.shape), rng.beta(3, 5, fits.shape)) for _ in ours.nets]
     monkeypatch.setattr(
-        mscn, "pair_scores", lambda net, _, left, right: tables[0 if net is ours.nets[0] else 1][left, right]
+        mscn, "pair_scores", lambda net, _, left, right: tables[0 if net is ours.nets[0] else 1][link[left], right]
     )
     parts, report = ours.begin_epoch(3), ours.report()
     assert report is not None
@@ -295,7 +299,7 @@ def test_each_network_drops_pairs_for_the_other(monkeypatch: pytest.MonkeyPatch)
     for net, part in enumerate(parts):
         judge = 1 - net
         table, known = tables[judge], ours.known[judge]
-        of_known = np.array([table[a, b] for a, b in zip(known.left, known.right, strict=True)])
+        of_known = np.array([table[link[a], b] for a, b in zip(known.left, known.right, strict=True)])
         w = clean_posterior(of_known, known.labels, np.array([table[link[pair], pair] for pair in ours.rest]))
         expected = [pair for pair, value in zip(ours.rest, w, strict=True) if value > 0.5]
         assert 5 < len(expected) < len(ours.rest)
@@ -310,7 +314,7 @@ def test_each_network_drops_pairs_for_the_other(monkeypatch: pytest.MonkeyPatch)
 
 def test_scores_of_pairs_equal_a_loop_in_any_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = method()
-    left, right = ours.loader.pairs.link[::-1].copy(), np.arange(60)
+    link, left, right = ours.loader.pairs.link, np.arange(60)[::-1].copy(), np.arange(60)
     whole = mscn.pair_scores(ours.nets[0], ours.loader, left, right)
     assert ours.nets[0].training
     monkeypatch.setattr(mscn, "CHUNK", 7)
@@ -318,7 +322,7 @@ def test_scores_of_pairs_equal_a_loop_in_any_chunks(monkeypatch: pytest.MonkeyPa
     net = ours.nets[0].eval()
     with torch.no_grad():
         for pair in (0, 17, 59):
-            a = net.encode_left(ours.loader.left.items(left[[pair]]))
+            a = net.encode_left(ours.loader.left.items(link[left[[pair]]]))
             b = net.encode_right(ours.loader.right.items(right[[pair]]))
             assert whole[pair] == pytest.approx(net.similarity(a, b).item(), abs=1e-5)
 
@@ -417,8 +421,9 @@ def test_known_pairs_are_right_and_wrong_ones(seed: int) -> None:
     true_image = known.right // 5
     assert known.labels.tolist() == [1] * 4 + [0] * 4
     assert known.right[:4].tolist() == chosen.tolist()
-    assert (known.left[:4] == true_image[:4]).all()
-    assert (known.left[4:] != true_image[4:]).all()
+    images = pairs.link[known.left]
+    assert (images[:4] == true_image[:4]).all()
+    assert (images[4:] != true_image[4:]).all()
     assert len(set(known.right[4:].tolist())) == 4
 
 
@@ -426,14 +431,14 @@ def test_copies_of_an_image_are_not_taken_for_mismatched() -> None:
     pairs = replace(noisy_pairs(6), groups=np.arange(6) // 3)
     for seed in range(20):
         known = known_pairs(pairs, np.arange(10), np.random.default_rng(seed))
-        assert (known.left[10:] // 3 != known.right[10:] // 15).all()
+        assert (pairs.link[known.left[10:]] // 3 != known.right[10:] // 15).all()
 
 
 def test_left_items_that_no_pair_uses_are_not_known() -> None:
     pairs = chosen(noisy_pairs(12), np.arange(20))
     for seed in range(20):
         known = known_pairs(pairs, np.arange(6), np.random.default_rng(seed))
-        assert set(known.left.tolist()) <= set(pairs.link.tolist())
+        assert set(pairs.link[known.left].tolist()) <= set(pairs.link.tolist())
 
 
 def test_wrong_pairs_are_drawn_anew_for_each_epoch_and_network() -> None:
@@ -466,9 +471,11 @@ def test_a_steps_known_batch_holds_these_pairs() -> None:
     inputs = ours.inputs(1, StepPlan(2, 0, BATCH), None)
     assert isinstance(inputs, MscnInputs)
     rows, known = ours.known_rows(1, 2), ours.known[1]
-    assert torch.equal(inputs.known.left.values, ours.loader.left.items(known.left[rows]).values)
+    assert torch.equal(
+        inputs.known.left.values, ours.loader.left.items(ours.loader.pairs.link[known.left[rows]]).values
+    )
     assert torch.equal(inputs.known.right.values, ours.loader.right.items(known.right[rows]).values)
-    assert inputs.known.labels.tolist() == known.labels[rows].tolist()
+    assert inputs.labels.tolist() == known.labels[rows].tolist()
     assert not isinstance(ours.inputs(1, StepPlan(2, None, BATCH), None), MscnInputs)
 
 
@@ -506,7 +513,7 @@ def test_the_meta_step_changes_phi_alone_and_the_loss_the_rest_alone(net: int) -
     assert isinstance(inputs, MscnInputs)
     expected = meta_gradient(
         ours.nets[net], lambda network: similarity(network, inputs.batch), lambda S: ours.triplet(S, inputs),
-        lambda network: known_loss(network, inputs.known), lr=1e-3,
+        lambda network: known_loss(network, inputs.known, inputs.labels), lr=1e-3,
     )  # fmt: skip
     step = ours.loss(net, inputs)
     phi, theta = weights_of(ours.nets[net])
@@ -553,7 +560,7 @@ def test_the_engine_leaves_phi_alone_in_main_epochs(monkeypatch: pytest.MonkeyPa
 
 
 def test_known_pairs_that_are_not_finite_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mscn, "known_loss", lambda network, known: float("inf") * known_loss(network, known))
+    monkeypatch.setattr(mscn, "known_loss", lambda *known: float("inf") * known_loss(*known))
     ours = method()
     phi = weights_of(ours.nets[0])[0]
     assert not torch.isfinite(take_step(ours, 0, 0, BATCH).loss)

@@ -35,7 +35,6 @@ from mispair.config import Config
 from mispair.errors import ConflictError, DataError, TooFewError
 from mispair.functional.beta_mixture import by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
-from mispair.functional.logistic import logistic
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.epoch_metrics import MethodReport, selection, separation
@@ -43,7 +42,7 @@ from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.models import MODELS, Network, find
 from mispair.models.inference import inference
 from mispair.models.sgraf import SimilarityVectors
-from mispair.pairs.batches import Items, PairLoader
+from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.settings import CoTeachingSettings, MscnSettings, SgrafSettings
 from mispair.support.arrays import FloatArray, IntArray
@@ -58,25 +57,17 @@ WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
 class LabelledPairs:
     """Matched and mismatched pairs with known labels, equally many."""
 
-    left: IntArray  # (2M,) left rows
-    right: IntArray  # (2M,) right items
+    left: IntArray  # (2M,) pairs of the left items
+    right: IntArray  # (2M,) pairs of the right items
     labels: IntArray  # (2M,)
-
-
-@dataclass(frozen=True)
-class KnownBatch:
-    """Some known pairs on the device."""
-
-    left: Items
-    right: Items
-    labels: Tensor  # (n,) 1.0 or 0.0
 
 
 @dataclass(frozen=True)
 class MscnInputs(StepInputs):
     """A batch of pairs, and known pairs."""
 
-    known: KnownBatch = field(kw_only=True)
+    known: Batch = field(kw_only=True)
+    labels: Tensor = field(kw_only=True)  # (n,) 1.0 or 0.0, of the known pairs
 
 
 class Mscn(Method):
@@ -121,19 +112,19 @@ class Mscn(Method):
 
     def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         self._start(epoch)
-        right = None if self.matching is None else self.matching[self.rest]
+        matching = None if self.matching is None else self.matching[self.rest]
         kept, rows = [], []
         for net, known in zip(self.nets, self.known, strict=True):
             if epoch == 0:
                 scale_to_odds(net, pair_scores(net, self.loader, known.left, known.right), known.labels)
-            left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
-            similarities = pair_scores(net, self.loader, left, np.concatenate([known.right, self.rest]))
+            left, right = (np.concatenate([side, self.rest]) for side in (known.left, known.right))
+            similarities = pair_scores(net, self.loader, left, right)
             of_known, of_rest = np.split(similarities, [len(known.labels)])
             w = clean_posterior(of_known, known.labels, of_rest)
             kept.append(above(w, self.config.of(CoTeachingSettings).clean_threshold))
-            scores = separation({"similarity": of_rest, "w": w}, right)
+            scores = separation({"similarity": of_rest, "w": w}, matching)
             known_scores = separation({"known": of_known}, known.labels == RIGHT)
-            rows.append({**selection("clean", kept[-1], right), **scores, **known_scores})
+            rows.append({**selection("clean", kept[-1], matching), **scores, **known_scores})
         self._report = MethodReport.of_networks(rows)
         return [EpochPairs(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
 
@@ -153,21 +144,18 @@ class Mscn(Method):
         if plan.main_step is None:
             return given
         known, rows = self.known[net], self.known_rows(net, plan.position)
-        left, right = known.left[rows], known.right[rows]
-        batch = KnownBatch(
-            self.loader.left.items(left, self.loader.left.pad_shape(left)),
-            self.loader.right.items(right, self.loader.right.pad_shape(right)),
-            send(torch.from_numpy(known.labels[rows].astype(np.float32)), self.loader.left.device),
-        )
-        return MscnInputs(given.batch, given.negatives, known=batch)
+        left, right, loader = known.left[rows], known.right[rows], self.loader
+        shapes = loader.left.pad_shape(loader.pairs.link[left]), loader.right.pad_shape(right)
+        labels = send(torch.from_numpy(known.labels[rows].astype(np.float32)), loader.left.device)
+        batch = loader.crossed_batch(left, right, None, shapes)
+        return MscnInputs(given.batch, given.negatives, known=batch, labels=labels)
 
     def pairs_used(self, net: int, plan: StepPlan) -> IntArray:
         pairs = super().pairs_used(net, plan)
         if plan.main_step is None:
             return pairs
         known, rows = self.known[net], self.known_rows(net, plan.position)
-        left, first = np.unique(self.loader.pairs.link, return_index=True)  # one pair stands for each left item
-        return np.concatenate([pairs, known.right[rows], first[np.isin(left, known.left[rows])]])
+        return np.concatenate([pairs, known.right[rows], known.left[rows]])
 
     def known_rows(self, net: int, position: int) -> IntArray:
         """Choose the known pairs of this step: round after round, each in a new order."""
@@ -196,7 +184,7 @@ class Mscn(Method):
             network,
             scores=lambda network: similarity(network, inputs.batch),
             loss=lambda S: self.triplet(S, inputs),
-            meta_loss=lambda network: known_loss(network, inputs.known),
+            meta_loss=lambda network: known_loss(network, inputs.known, inputs.labels),
             lr=self.lr,
             clip=self.config.grad_clip,
         )
@@ -245,22 +233,22 @@ def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
 def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> LabelledPairs:
     """Return the chosen pairs and as many mismatched ones: distinct random right items with left items of any pair."""
     right = rng.choice(len(pairs), size=len(chosen), replace=False)
-    left = pairs.link[rng.integers(len(pairs), size=len(chosen))]
-    while (fits := pairs.left_groups[left] == pairs.right_groups[right]).any():
-        left[fits] = pairs.link[rng.integers(len(pairs), size=int(fits.sum()))]
+    left = rng.integers(len(pairs), size=len(chosen))
+    while (fits := pairs.left_groups[pairs.link[left]] == pairs.right_groups[right]).any():
+        left[fits] = rng.integers(len(pairs), size=int(fits.sum()))
     labels = np.repeat([RIGHT, WRONG], len(chosen))
-    return LabelledPairs(np.concatenate([pairs.link[chosen], left]), np.concatenate([chosen, right]), labels)
+    return LabelledPairs(np.concatenate([chosen, left]), np.concatenate([chosen, right]), labels)
 
 
 def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: IntArray) -> FloatArray:
-    """(n,) similarity of left item `left[i]` with right item `right[i]` in evaluation mode."""
+    """(n,) similarity of the left item of pair `left[i]` with the right item of `right[i]` in evaluation mode."""
     side = loader.pairs.right
     order = np.argsort(side.lengths[right], kind="stable") if isinstance(side, Tokens) else np.arange(len(right))
     found = []
     with inference(network):
         for start in range(0, len(order), CHUNK):
             rows = order[start : start + CHUNK]
-            a = network.encode_left(loader.left.items(left[rows]))
+            a = network.encode_left(loader.left.items(loader.pairs.link[left[rows]]))
             found.append(network.pair_similarity(a, network.encode_right(loader.right.items(right[rows]))))
     scores = np.empty(len(order), dtype=np.float32)
     scores[order] = torch.cat(found).float().cpu().numpy()
@@ -292,16 +280,20 @@ def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> Non
 
 def log_odds(scores: FloatArray, labels: IntArray) -> tuple[float, float]:
     """Slope and shift from the scores' log odds to log odds of a match (Platt, 1999)."""
+    from sklearn.linear_model import LogisticRegression  # here, because only this method needs it and it loads slowly
+
     x = inner(scores)
     x = np.log(x) - np.log1p(-x)
     counts = np.bincount(labels, minlength=2)
     targets = np.array([1 / (counts[WRONG] + 2), (counts[RIGHT] + 1) / (counts[RIGHT] + 2)])[labels]
-    slope, shift = logistic(x[:, None], targets, np.ones(len(x)), ridge=1e-6)
-    return float(slope[0]), shift
+    # A soft target is a row of each class, weighted by it.
+    classes, weights = np.repeat([RIGHT, WRONG], len(x)), np.concatenate([targets, 1 - targets])
+    found = LogisticRegression(C=1e6, solver="newton-cholesky", tol=1e-9).fit(np.tile(x, 2)[:, None], classes, weights)
+    return float(found.coef_[0, 0]), float(found.intercept_[0])
 
 
-def known_loss(network: Network, batch: KnownBatch) -> Tensor:
+def known_loss(network: Network, batch: Batch, labels: Tensor) -> Tensor:
     """The meta loss M: cross-entropy of the similarities of known pairs."""
     S = network.pair_similarity(network.encode_left(batch.left), network.encode_right(batch.right))
     with full_precision(S):  # autocast refuses this loss
-        return binary_cross_entropy(S, batch.labels.to(S.dtype))
+        return binary_cross_entropy(S, labels.to(S.dtype))

@@ -23,6 +23,7 @@ from mispair.pairs.npy import chunks
 from mispair.pairs.pairs import Pairs, Side, Tokens, unflagged
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
+from mispair.support.progress import at_work
 from mispair.training.defaults import check_method, first_line, fitted, note_unused
 from mispair.training.run_folder import AUDITED, Run, check_place, own_features, read_result
 from mispair.training.settings import Settings, all_names, complete, override
@@ -208,7 +209,7 @@ def audit_splits(parts: Mapping[str, Pairs], config: Config, console: Console | 
     """Audit training pairs and other splits of the same data; omit too small splits."""
     from mispair.auditing.audit import score_splits
 
-    with advising_no_audit(config):
+    with advising_no_audit(config), at_work(console or Console(quiet=True), "auditing the pairs"):
         scores = score_splits(list(parts.values()), config.device, console)
     return {name: AuditColumns.of_scores(one) for name, one in zip(parts, scores, strict=True) if one is not None}
 

@@ -184,6 +184,7 @@ class Trainer:
         cursor, started = self.cursor, time.monotonic()
         cursor.to_epoch(epoch)
         main = self._main_epoch
+        self.progress.note(f"{self._phase}, choosing pairs")
         self._share(self.team)
         with autocast(self.device, self.config.precision):
             self.epoch_pairs = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)

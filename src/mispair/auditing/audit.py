@@ -494,8 +494,8 @@ def shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[st
     copies = int((~items.is_first & readable).sum())
     if copies:
         notes.append(
-            f"{copies:,} pairs have (nearly) the same two items as another pair. Such pairs count once, in the "
-            "learning and in the noise rate."
+            f"{copies:,} {'pair has' if copies == 1 else 'pairs have'} (nearly) the same two items as another pair. "
+            "Such pairs count once, in the learning and in the noise rate."
         )
     if items.split:
         notes.append(

@@ -16,7 +16,7 @@ from mispair.pairs.edits import Edits
 from mispair.pairs.source import Source
 from mispair.pairs.tables import read_parquet
 from mispair.support.files import Json, read_json, write_atomically
-from mispair.support.formatting import listed
+from mispair.support.formatting import byte_size, listed
 from mispair.support.owned_folder import delete_beside, replacing_folder
 
 COPY_MARK = ".copy.json"  # the audit that a copy belongs to, and its files
@@ -81,9 +81,7 @@ def write_copy(
     with replacing_folder(out) as folder:
         free = shutil.disk_usage(folder).free
         if size > free:
-            raise WriteError(
-                f"only {free / 1e9:.1f} GB are free", where=out, expected=f"{size / 1e9:.1f} GB for the copy"
-            )
+            raise WriteError(f"only {byte_size(free)} are free", where=out, expected=f"{byte_size(size)} for the copy")
         source.write(edits, folder)
         if also is not None:
             also(folder)

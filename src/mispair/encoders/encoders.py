@@ -105,11 +105,11 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except Exception as error:  # hubs, files and settings of other packages fail in many ways
-        raise InvalidValueError(
-            f"the encoder cannot be loaded ({type(error).__name__}: {_first_line(error)})",
-            where=name,
-            advice="Check the name of the model and its weights, or give a folder that holds them.",
-        ) from None
+        what = f"the encoder cannot be loaded ({type(error).__name__}: {_first_line(error)})"
+        kind, _, which = name.partition(":")
+        missing = f", download them with `hf download {which}`" if kind == "transformers" else ""
+        advice = f"Check the name of the model and its weights{missing}, or give a folder that holds them."
+        raise InvalidValueError(what, where=name, advice=advice) from None
 
 
 def load_image(source: str | Path | bytes) -> Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,11 @@ def onnx_session(network: Any) -> Any:
 
     `torch.onnx.export` makes the same graph, and takes seconds each time.
     """
-    if any(importlib.util.find_spec(package) is None for package in ("onnx", "onnxruntime")):
+    try:
+        import onnx  # noqa: F401 - for `_export`
+        import onnxruntime
+    except ImportError:  # missing, or not for this machine
         return None
-    import onnxruntime
     import torch
 
     options = onnxruntime.SessionOptions()

@@ -59,15 +59,7 @@ def encode_regions(
 ) -> Outcome:
     """Write region features and captions of all pairs in the SCAN layout.
 
-    Args:
-        pairs: Images and captions.
-        out: Folder to write.
-        encoder: Makes the cells.
-        cache: Folder of the cache.
-        pca: Numbers a cell, by the principal components of the training images; or a known projection.
-        splits: Images for training, validation and testing.
-        overwrite: Start over in a folder that was made from something else.
-        console: Console for progress.
+    A cell has `pca` principal components of the training images, or those of a known projection.
 
     Raises:
         ConfigError: The projection does not fit the encoder.

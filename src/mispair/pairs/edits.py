@@ -94,14 +94,7 @@ class Edits:
 
 
 def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | None) -> IntArray:
-    """Give each free row an unused item: its own, if possible.
-
-    Args:
-        taken: (N,) the row whose item each row gets so far.
-        free: (N,) rows that may get another one.
-        using: (N,) rows that use theirs.
-        groups: (N,) rows of one group have the same item; None if all differ.
-    """
+    """Give each free row (N,) an item that none of the rows `using` theirs has `taken`: its own, if possible."""
     own = np.arange(len(taken))
     item = own if groups is None else groups
     used = np.isin(item, item[taken[using]])

@@ -228,13 +228,9 @@ def save_noise(path: str | Path, index: IntArray) -> None:
 
 
 def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = False) -> IntArray:
-    """Read a noise index of either level as the left row of each pair.
+    """Read a noise index as the left row of each pair: one left row a pair (caption level) or a left row (image level).
 
-    Args:
-        path: An .npy of whole numbers: one left row a pair (caption level), or one left row a left row (image level).
-        link: Left row of each pair without noise.
-        n_left: Number of left rows.
-        by_row: Whether the numbers may be pairs, as in files for vectors, where several rows have one image.
+    With `by_row` the numbers may be pairs, as in files for vectors, where several rows have one image.
     """
     mapped = open_array(path, ndim=1, kind="integer")
     if len(mapped) not in (len(link), n_left):

@@ -59,22 +59,18 @@ class SplitRule:
         return self.random(first, names, pairs.name)
 
     def random(self, first: IntArray, names: Sequence[str], what: str) -> list[str]:
-        """Return a random split of each row.
+        """Return a random split of each row, by the `first` row with its image (N,) and the names of the images.
 
-        Args:
-            first: (N,) first row with the same image.
-            names: Names of the images, by first row. Only the names choose the split, as far as the fractions allow.
-            what: Data set, for messages.
+        Only the names choose the split, as far as the fractions allow.
         """
         images = np.unique(first)
-        test, dev = (
-            min(round(_SHARE * len(images)), HELD_OUT)
-            if value is None
-            else round(value * len(images))
-            if value < 1
-            else int(value)
-            for value in (self.test, self.dev)
-        )
+
+        def size(value: float | None) -> int:
+            if value is None:
+                return min(round(_SHARE * len(images)), HELD_OUT)
+            return round(value * len(images)) if value < 1 else int(value)
+
+        test, dev = size(self.test), size(self.dev)
         if test + dev >= len(images):
             raise TooFewError(
                 f"{len(images):,} images: {dev:,} validate, {test:,} test, and none is left to train",

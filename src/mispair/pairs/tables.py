@@ -220,12 +220,8 @@ class Table:
 def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False) -> Table:
     """Open a table: parquet, or text with one of `SEPARATORS` in UTF-8, UTF-16 or else Windows-1252.
 
-    The first line of a text is its header, unless it names an image file.
-
-    Args:
-        paths: The files in their order.
-        columns: Columns that have no usual names.
-        lenient: Whether rows of a text file may lack cells at the end, and blank rows are left out.
+    The first line of a text is its header, unless it names an image file. `columns` have no usual names. A `lenient`
+    reader leaves out blank rows of a text, and adds cells that are missing at the end of others.
     """
     columns = columns or {}
     parts, roles = list[TablePart](), dict[Role, str]()

@@ -41,14 +41,9 @@ def open_arrays(
     images: str | Path | None = None,
     columns: Roles | None = None,
 ) -> Source:
-    """Open .npy files of vectors, one a side or one for each encoder of a side.
+    """Open .npy files of vectors (N, D) and (N, E), one a side or one for each encoder of a side.
 
-    Args:
-        left: Vectors (N, D).
-        right: Vectors (N, E); row i of both is one pair.
-        ids: A table with one row a pair: id, caption, image_path, group. By default the id is the number of the row.
-        images: Folder that the image paths are relative to; by default that of the table.
-        columns: Columns of the table that have no usual names.
+    The table `ids` has a row for each pair; its image paths start from `images`, by default from its own folder.
     """
     places = [[Path(side)] if isinstance(side, str | Path) else list(side) for side in (left, right)]
     sides = [join_views([open_files([path]) for path in paths], f"the files {paths}") for paths in places]
@@ -77,14 +72,9 @@ def from_memory(
     groups: Any = None,
     texts: Sequence[str] | None = None,
 ) -> Source:
-    """Open vectors (N, D) of any library, or lists of the vectors of several encoders.
+    """Open vectors (N, D) and (N, E) of any library, or lists of the vectors of several encoders.
 
-    Args:
-        left: Vectors of one side.
-        right: Vectors of the other side; row i of both is one pair.
-        ids: One a pair; by default its number.
-        groups: One a pair; pairs of one group are not wrong for each other.
-        texts: One a pair, for people.
+    Pairs of one group are not wrong for each other; texts are for people.
     """
     sides = [
         join_views([SideRows.of([_checked(view, what)]) for view in as_views(values)], f"the {what} side")

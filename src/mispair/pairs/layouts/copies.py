@@ -61,15 +61,9 @@ def write_copy(
     request: Mapping[str, Json] | None = None,
     also: Callable[[Path], None] | None = None,
 ) -> Path:
-    """Write an edited copy of the data in the layout it came in. The data itself is only read.
+    """Write an edited copy of the data, in the layout it came in, to a folder outside the data.
 
-    Args:
-        source: The audited pairs.
-        edits: Edits of each row.
-        out: A new or empty folder, outside the data.
-        overwrite: Replace an earlier copy.
-        request: Stored, so that `is_copied` recognises the copy.
-        also: Writes other files of the copy to its folder.
+    `is_copied` recognises the copy by `request`; `also` writes other files to its folder.
     """
     if len(edits) != len(source):
         raise ValueError(f"edits of {len(edits)} rows for {len(source)}")

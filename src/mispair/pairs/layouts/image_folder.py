@@ -94,11 +94,7 @@ class TextFiles(CopiedImages):
 class JsonLines(CopiedImages):
     """Files with an image path and a caption in each line, such as the `metadata.jsonl` of an imagefolder.
 
-    Args:
-        paths: The files.
-        root: Folder of the data set, which a copy contains with its images; None for a file with images elsewhere.
-        images: Folder that the image paths start from; by default that of each file.
-        columns: Keys that have no usual names.
+    A copy contains the images if the data set is a folder, `root`.
     """
 
     def __init__(self, paths: Iterable[Path], root: Path | None, images: Path | None, columns: Roles) -> None:

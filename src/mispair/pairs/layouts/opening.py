@@ -124,14 +124,7 @@ def open_source(
 def open_raw(
     path: Path, images: Path | None = None, columns: Roles | None = None, *, allow_outside: bool = False
 ) -> Source:
-    """Open images and captions of a file or folder, in its order; see the table above.
-
-    Args:
-        path: The file or folder.
-        images: Folder that the image paths start from; by default that of the file.
-        columns: Columns of a table that have no usual names.
-        allow_outside: Read images outside that folder too.
-    """
+    """Open images and captions of a file or folder, in its order; see `open_source`."""
     if not path.exists():
         raise NotFoundError("no such file or folder", where=path)
     image_places(images)

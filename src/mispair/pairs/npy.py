@@ -39,7 +39,7 @@ def open_array(path: str | Path, ndim: int | None = None, *, kind: Numbers = "fl
 
 def read_header(path: str | Path, ndim: int | None = None, *, kind: Numbers = "float") -> Header:
     """Read the header of an .npy file and check it as `open_array` does."""
-    header = header_of(*read_start(Path(path), LONGEST_HEADER), Path(path))
+    header, _ = read_start(Path(path))
     check_header(header, path, ndim, kind)
     return header
 
@@ -85,7 +85,7 @@ class MappedArray(np.memmap[Any, Any]):
 
 @dataclass(frozen=True)
 class Header:
-    """The header of an .npy file."""
+    """The header of an array in .npy."""
 
     shape: tuple[int, ...]
     by_column: bool
@@ -108,36 +108,31 @@ class Header:
         return flat.reshape(self.shape, order="F" if self.by_column else "C")
 
 
-def read_start(path: Path, most: int) -> tuple[bytes, int]:
-    """The first bytes of a file, and its size."""
+def read_start(path: Path, most: int = LONGEST_HEADER) -> tuple[Header, bytes]:
+    """The header of a file, and its first bytes."""
     try:
         size = size_of(path)
         with path.open("rb") as file:
-            return file.read(most), size
+            start = file.read(most)
     except OSError as error:
         raise unreadable(path, error) from None
-
-
-def header_of(start: bytes, size: int, path: Path) -> Header:
-    """The header of a file from its first bytes and its size."""
     if not size:
         raise DamagedError("the file is empty", where=path, advice=_AGAIN)
     if start[:6] != b"\x93NUMPY":
         raise DamagedError(_what_it_is(start[:6]), where=path, expected="one array written by numpy.save")
-    file = io.BytesIO(start)
-    header = Header(*parse_header(file, path), start[: file.tell()])
+    header = parse_header(io.BytesIO(start), path)
     expected = header.offset + header.nbytes
     if size < expected:
         raise TruncatedError(f"truncated to {size:,} bytes", where=path, expected=f"{expected:,} bytes", advice=_AGAIN)
-    return header
+    return header, start
 
 
 class TruncatedError(DamagedError):
     """A file is shorter than its own header says."""
 
 
-def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Read the shape of an array, whether it is stored by columns, and its dtype."""
+def parse_header(file: IO[bytes], name: str | Path) -> Header:
+    """Read the header of an array; the numbers come next."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
@@ -149,18 +144,19 @@ def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bo
     if dtype.hasobject:
         what = "pickled Python objects, which could run code and are never loaded"
         raise DamagedError(what, where=name, expected="a plain array of numbers")
-    return tuple(shape), by_column, dtype
+    offset = file.tell()
+    file.seek(0)
+    return Header(tuple(shape), by_column, dtype, file.read(offset))
 
 
 def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
     """Read a small array of any type from a file or a member of an .npz archive, at its start."""
-    shape, by_column, dtype = parse_header(file, name)
-    size = math.prod(shape) * dtype.itemsize
-    content = file.read(min(size, LARGEST) + 1)
+    header = parse_header(file, name)
+    content = file.read(min(header.nbytes, LARGEST) + 1)
     try:
-        if len(content) != size:
+        if len(content) != header.nbytes:
             raise ValueError
-        return np.ndarray(shape, dtype, content, order="F" if by_column else "C")
+        return np.ndarray(header.shape, header.dtype, content, order="F" if header.by_column else "C")
     except ValueError:
         what = f"the array is damaged, or larger than {LARGEST:,} bytes"
         raise DamagedError(what, where=name, advice=_AGAIN) from None

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ChangedError, ShapeError
-from mispair.pairs.npy import LONGEST_HEADER, Header, check_header, header_of, open_array, read_start
+from mispair.pairs.npy import LONGEST_HEADER, Header, check_header, open_array, read_start
 from mispair.support.arrays import IntArray
 from mispair.support.files import unreadable
 
@@ -344,8 +344,7 @@ def open_files(paths: Sequence[Path]) -> SideRows:
     shards: list[Shard] = []
     room = _MOST_KEPT
     for path in paths:
-        content, size = read_start(path, LONGEST_HEADER + _SMALL)
-        header = header_of(content, size, path)
+        header, content = read_start(path, LONGEST_HEADER + _SMALL)
         check_header(header, path, 2, "vector")
         if shards and header.shape[1] != shards[0].shape[1]:
             expected = f"{shards[0].shape[1]}, as in {paths[0].name}"

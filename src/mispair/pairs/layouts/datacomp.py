@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -148,18 +147,16 @@ def _members(path: Path) -> dict[str, NpzRows]:
         with regular(path).open("rb") as file, zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
                 with archive.open(entry) as member:
-                    shape, by_column, dtype = parse_header(member, f"{path}: {entry.filename}")
-                    start = member.tell()
+                    header = parse_header(member, f"{path}: {entry.filename}")
                 stored = entry.compress_type == zipfile.ZIP_STORED
-                if len(shape) != 2 or by_column or dtype.kind != "f":
+                if len(header.shape) != 2 or header.by_column or header.dtype.kind != "f":
                     continue
-                offset = _begin(file, entry) + start if stored else None
-                size = math.prod(shape) * dtype.itemsize
+                offset = _begin(file, entry) + header.offset if stored else None
                 held = path.stat().st_size - offset if offset is not None else entry.compress_size * _MOST_DEFLATED
-                if size > held or start + size > entry.file_size:
+                if header.nbytes > held or header.offset + header.nbytes > entry.file_size:
                     raise ValueError("its end is missing")
-                name = entry.filename.removesuffix(".npy")
-                found[name] = NpzRows(path.absolute(), name, (shape[0], shape[1]), dtype, offset)
+                name, (rows, width) = entry.filename.removesuffix(".npy"), header.shape
+                found[name] = NpzRows(path.absolute(), name, (rows, width), header.dtype, offset)
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise unreadable(path, error, advice=_AGAIN) from None
     return found

@@ -102,7 +102,7 @@ class Header:
         """Size of the numbers."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def array(self, content: bytes) -> npt.NDArray[Any]:
+    def unpacked(self, content: bytes) -> npt.NDArray[Any]:
         """The array of a file with this content, without a copy."""
         flat = np.frombuffer(content, self.dtype, math.prod(self.shape), self.offset)
         return flat.reshape(self.shape, order="F" if self.by_column else "C")

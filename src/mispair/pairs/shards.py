@@ -353,5 +353,5 @@ def open_files(paths: Sequence[Path]) -> SideRows:
         keep = header.nbytes <= min(_SMALL, room) and header.offset + header.nbytes <= len(content)
         room -= keep * header.nbytes
         # A copy, which holds neither the header nor what may follow the numbers.
-        shards.append(File(path.absolute(), header, header.array(content).copy("K") if keep else None))
+        shards.append(File(path.absolute(), header, header.unpacked(content).copy("K") if keep else None))
     return SideRows.of(shards)

@@ -466,20 +466,12 @@ def list_encoders() -> dict[str, str]:
 
 
 def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
-    """Load an image encoder.
-
-    Raises:
-        ConfigError: No encoder has this name, or a package or its weights are missing.
-    """
+    """Load an image encoder; raise a `ConfigError` if its name is unknown, or a package or its weights are missing."""
     return cast(MapEncoder, _encoder("image", name, device))
 
 
 def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
-    """Load a text encoder.
-
-    Raises:
-        ConfigError: No encoder has this name, or a package or its weights are missing.
-    """
+    """Load a text encoder, likewise."""
     return cast(TextEncoder, _encoder("text", name, device))
 
 

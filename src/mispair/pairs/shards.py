@@ -98,17 +98,16 @@ class File:
 
 @dataclass(frozen=True)
 class ArrayRows:
-    """Rows of an array (n, D) in memory: all, or `link`."""
+    """An array (n, D) in memory."""
 
     array: npt.NDArray[Any]
-    link: IntArray | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.array) if self.link is None else len(self.link), self.array.shape[1]
+        return len(self.array), self.array.shape[1]
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
-        return self.array[rows if self.link is None else self.link[rows]]
+        return self.array[rows]
 
 
 @dataclass(frozen=True)

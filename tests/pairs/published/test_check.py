@@ -51,10 +51,14 @@ def tiny_set(folder: Path) -> DataSet:
          "file_bytes": len(noise), "sha256": hashlib.sha256(noise).hexdigest(), "other_places": ["tiny_0.4.npy"],
          "source": "B"},
     ]  # fmt: skip
-    splits = {"train": {"images": 4, "captions": 20, "rows": 4}, "dev": {"images": 2, "captions": 10, "rows": 10}}
+    splits = {
+        "train": {"name": "train", "images": 4, "captions": 20, "rows": 4},
+        "dev": {"name": "dev", "images": 2, "captions": 10, "rows": 10},
+    }
+    common = {"source": "A", "holds": "", "without": "none"}
     return DataSet.model_validate({
         "name": "tiny", "title": "Tiny", "folder": "tiny_precomp", "about": "Small.",
-        "splits": splits, "files": [{"source": "A", "holds": "", "without": "none", **file} for file in files],
+        "files": [{**common, **file, "split": splits.get(file.get("split", ""))} for file in files],
         "sources": [{"name": name, "address": f"https://{name.lower()}", "about": ""} for name in "AB"],
     })  # fmt: skip
 

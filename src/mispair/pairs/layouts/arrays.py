@@ -17,7 +17,7 @@ from mispair.pairs.npy import check_header, chunks
 from mispair.pairs.other_libraries import as_views
 from mispair.pairs.pairs import Pairs, Regions, Side, Tokens
 from mispair.pairs.row_ids import Texts
-from mispair.pairs.shards import ArrayRows, Shard, SideRows, TensorRows, join_views, open_files
+from mispair.pairs.shards import ArrayRows, Shard, SideRows, TensorRows, join_views, moved, open_files
 from mispair.pairs.source import Source
 from mispair.pairs.tables import USUAL_NAMES, Roles, open_table
 from mispair.pairs.tfidf import WIDTH, word_vectors
@@ -108,9 +108,8 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
     shared = len(np.unique(groups)) < len(pairs)
     texts = pairs.texts
     known = row_ids.from_lists(None, groups if shared else None, len(pairs))
-    source = Source(
-        SideRows.of([ArrayRows(left, pairs.link)]), SideRows.of([ArrayRows(right)]), "memory", pairs.name, known
-    )
+    lefts, rights = (SideRows.of([ArrayRows(items)]) for items in (left, right))
+    source = Source(moved(lefts, pairs.link), rights, "memory", pairs.name, known)
     if texts:
         source = replace(source, captions=Texts.of(texts))
     if not pairs.left_ids:

@@ -25,7 +25,7 @@ from mispair.pairs.npy import check_finite, open_array, write_rows
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import Pairs, Regions, Tokens
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.shards import ArrayRows, SideRows
+from mispair.pairs.shards import ArrayRows, SideRows, moved
 from mispair.pairs.source import Source
 from mispair.pairs.tfidf import word_vectors
 from mispair.pairs.vocabulary import Vocabulary
@@ -284,7 +284,7 @@ def open_split(folder: Path, split: str | None) -> ScanFeatures:
         known = RowIds(groups=link if parts.per_image != 1 else None)
     image_names = Texts.of(images)
     return ScanFeatures(
-        left=SideRows.of([ArrayRows(item_vectors(Regions(parts.features)), link)]),
+        left=moved(SideRows.of([ArrayRows(item_vectors(Regions(parts.features)))]), link),
         right=SideRows.of([ArrayRows(word_vectors(parts.texts))]),
         layout="precomp",
         name=f"{folder.name} {split}",

@@ -6,9 +6,9 @@ import difflib
 import math
 import tomllib
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 from mispair.errors import UnknownNameError
 
@@ -81,16 +81,6 @@ class DataSet(_Entry):
     files: tuple[PublishedFile, ...]
     sources: tuple[Publisher, ...]
 
-    @model_validator(mode="before")
-    @classmethod
-    def _resolve_splits(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Puts the split itself where a file names it."""
-        if "splits" not in values:
-            return values
-        splits = {name: {"name": name, **sizes} for name, sizes in values.pop("splits").items()}
-        files = [{**file, "split": splits[file["split"]]} if "split" in file else file for file in values["files"]]
-        return {**values, "files": files}
-
     @computed_field  # type: ignore[prop-decorator]
     @property
     def needed_bytes(self) -> int:
@@ -103,6 +93,9 @@ def _read() -> dict[str, DataSet]:
     sources = {source["name"]: source for source in content["sources"]}
     found = {}
     for one in content["data_sets"]:
+        splits = {name: {"name": name, **sizes} for name, sizes in one.pop("splits", {}).items()}
+        for file in one["files"]:  # which name their splits
+            file["split"] = splits.get(file.get("split"))
         names = dict.fromkeys(file["source"] for file in one["files"])
         found[one["name"]] = DataSet.model_validate({**one, "sources": [sources[name] for name in names]})
     return found

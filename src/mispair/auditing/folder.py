@@ -101,25 +101,22 @@ def audit_path(
         working_folder(out, request, data.cache, overwrite=overwrite) as out,
         OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder,
     ):
-        if folder.finished and not overwrite:
+        done = folder.finished and not overwrite
+        if done:
             if console is not None:
                 console.print("This audit has ended already; nothing was computed again.")
             check_unchanged(out, AUDIT, READ_BACK)
-            summary = AuditSummary.read(out / SUMMARY)
-            missing = {kind: place for kind, place in copies.items() if not is_copied(place, {**request, "copy": kind})}
-            _check_copies(data, raw, missing, out, overwrite=False)
-            if missing or tools:
-                source = raw or data.fetched().open(settings.device)
-                _write_copies(source, out, missing, request)
-                _export(source, out, tools)
-            return summary
+            copies = {kind: place for kind, place in copies.items() if not is_copied(place, {**request, "copy": kind})}
         _check_copies(data, raw, copies, out, overwrite=overwrite)
-        if cluster is None:
+        source = raw
+        if done:
+            summary = AuditSummary.read(out / SUMMARY)
+        elif cluster is None:
             if raw is not None:
                 check_rows(raw, settings)
             elif data.source is not None:
                 check_as_encoded(data.source)
-            source = data.encoded(raw or data.open(settings.device), settings.device, console)
+            source = encoded = data.encoded(raw or data.open(settings.device), settings.device, console)
             for place in copies.values():
                 check_copy(source.folder, source.files, place, overwrite)
             check(source, settings)
@@ -128,7 +125,7 @@ def audit_path(
             pick_device(settings.device)
 
             def audited() -> Results:
-                return audit_source(source, settings, work=folder.work, console=console, command=command)
+                return audit_source(encoded, settings, work=folder.work, console=console, command=command)
 
             summary = _write(folder, source.files, audited)
         else:
@@ -144,20 +141,13 @@ def audit_path(
                 return audit
 
             summary = _write(folder, files, audited)
-            if copies or tools:
-                source = raw or data.fetched().open(settings.device)
         if copies or tools:
-            _write_copies(source, out, copies, request, overwrite=overwrite)
+            source = source or data.fetched().open(settings.device)
+            for kind, place in copies.items():
+                edits = read_edits(out / TABLE, source, mend=kind == "mended")
+                write_copy(source, edits, place, overwrite, request={**request, "copy": kind})
             _export(source, out, tools)
         return summary
-
-
-def _write_copies(
-    source: Source, out: Path, copies: Mapping[str, Path], request: Mapping[str, Json], overwrite: bool = False
-) -> None:
-    for kind, place in copies.items():
-        edits = read_edits(out / TABLE, source, mend=kind == "mended")
-        write_copy(source, edits, place, overwrite, request={**request, "copy": kind})
 
 
 def _export(source: Source, out: Path, tools: Sequence[Tool]) -> None:

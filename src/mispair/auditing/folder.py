@@ -47,7 +47,7 @@ from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.npy import write_array
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.remote import Store, url_of, version_of
-from mispair.pairs.result_tables import TableWriter, defused, original, write_table
+from mispair.pairs.result_tables import defused, original, table_writer, write_table
 from mispair.pairs.source import Source, digest
 from mispair.pairs.tables import open_table
 from mispair.support.files import Json, write_atomically
@@ -196,14 +196,14 @@ def _write_tables(audit: Results, out: Path) -> None:
     import pyarrow.compute as compute
 
     kept: list[npt.NDArray[np.void] | None] = []
-    with TableWriter(out / TABLE) as table, TableWriter(out / CSV) as sheet:
+    with table_writer(out / TABLE) as write, table_writer(out / CSV) as write_sheet:
         for name, pieces in audit.parts():
-            with TableWriter(out / SHARDS / f"{name}.parquet") if name else nullcontext() as shard:
+            with table_writer(out / SHARDS / f"{name}.parquet") if name else nullcontext() as write_shard:
                 for piece in pieces:
-                    table.write(piece)
-                    sheet.write(defused(piece))
-                    if shard is not None:
-                        shard.write(piece)
+                    write(piece)
+                    write_sheet(defused(piece))
+                    if write_shard is not None:
+                        write_shard(piece)
                         ids = piece["id"].filter(compute.equal(piece["is_mismatch"], False)).to_pylist()
                         kept += [uid_subset(ids)] if ids else []
     subsets = [part for part in kept if part is not None]

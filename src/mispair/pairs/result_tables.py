@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow
 import pyarrow.compute as compute
@@ -24,27 +24,19 @@ _NUMBER = r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
 _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
 
 
-class TableWriter:
+@contextmanager
+def table_writer(path: Path) -> Iterator[Callable[[pyarrow.Table], None]]:
     """Write a table piece by piece as parquet or as CSV, by the ending of the name, whole or not at all."""
+    kind: Any = pyarrow.csv.CSVWriter if path.suffix.lower() == ".csv" else pyarrow.parquet.ParquetWriter
+    writers: list[Any] = []
+    with replacing(path) as file, ExitStack() as stack:
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._open = path, ExitStack()
-        self._writer: Any = None
+        def write(piece: pyarrow.Table) -> None:
+            if not writers:  # the first piece has the schema
+                writers.append(stack.enter_context(kind(file, piece.schema)))
+            writers[0].write_table(piece)
 
-    def __enter__(self) -> Self:
-        self._open.__enter__()
-        self._file = self._open.enter_context(replacing(self._path))
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.__exit__(*error)
-
-    def write(self, piece: pyarrow.Table) -> None:
-        if self._writer is None:
-            is_csv = self._path.suffix.lower() == ".csv"
-            made = (pyarrow.csv.CSVWriter if is_csv else pyarrow.parquet.ParquetWriter)(self._file, piece.schema)
-            self._writer = self._open.enter_context(made)
-        self._writer.write_table(piece)
+        yield write
 
 
 def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
@@ -54,9 +46,9 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
         raise DataError(f"{path}: tables are written as .parquet or .csv; choose one of these endings.")
     if path.exists() and not overwrite:
         raise DataError(f"{path}: the file is there already; allow it to be replaced (--overwrite) or choose another.")
-    with TableWriter(path) as writer:
+    with table_writer(path) as write:
         for piece in pieces:
-            writer.write(piece)
+            write(piece)
 
 
 def defused(table: pyarrow.Table) -> pyarrow.Table:

@@ -76,7 +76,7 @@ def decl(pairs: Pairs | None = None, nets: int = 2, **settings: Any) -> Decl:
 
 
 def mixed_flags(method: Decl) -> Decl:
-    """Some pairs clean and some noisy, others for each network."""
+    """Mark random pairs as clean, different ones for each network."""
     generator = torch.Generator().manual_seed(3)
     method.clean = torch.rand(method.clean.shape, generator=generator) < 0.6
     for row in method.clean[:, torch.from_numpy(CHOSEN)]:

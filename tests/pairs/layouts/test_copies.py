@@ -371,7 +371,7 @@ def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         with refused(DataError):
             write_filtered(source, kept(0, 3, n=4), tmp_path / "out")
     monkeypatch.setattr(ClipRetrieval, "size", lambda *_: 1 << 60)
-    with refused(WriteError, tmp_path / "out", "1152921504.6 GB"):
+    with refused(WriteError, tmp_path / "out", "1152921504.61 GB"):
         write_filtered(source, kept(0, n=4), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 

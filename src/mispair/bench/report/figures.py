@@ -196,7 +196,7 @@ def _widen(axes: Axes, span: float) -> None:
 
 
 def _grouped(values: Mapping[str, float | None]) -> dict[float, str]:
-    """Each value with its rows, in brackets unless all have it."""
+    """Each value, followed by the rows that have it in brackets; by nothing if all rows have it."""
     known = dict.fromkeys(value for value in values.values() if value is not None)
     rows = {value: [row for row, own in values.items() if own == value] for value in known}
     return {value: "" if len(of) == len(values) else f" ({', '.join(of)})" for value, of in rows.items()}

@@ -39,7 +39,7 @@ SAMPLE = 1 << 15  # pairs that an audit learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 8  # enough to read while others compute
 READ, SCORED = 8192, 256  # rows that are read at a time, and that are scored at a time: always exactly so many
-FORMAT = 2  # of saved auditors
+FORMAT = 3  # of saved auditors
 
 Scores = npt.NDArray[np.float32]
 

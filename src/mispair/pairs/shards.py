@@ -203,8 +203,9 @@ class SideRows:
         first = self.shards[0]
         if isinstance(first, TensorRows) and self.is_on(device):
             return first.there(rows)
-        found = self.block(rows.start, rows.stop) if isinstance(rows, slice) else self.gather(rows)
-        return torch.from_numpy(found).to(device)
+        stored = np.float16 if self.dtype == np.float16 else np.float32  # torch widens faster than numpy
+        found = self.block(rows.start, rows.stop, stored) if isinstance(rows, slice) else self.gather(rows, stored)
+        return torch.from_numpy(found).to(device, torch.float32)
 
     def is_on(self, device: torch.device) -> bool:
         """Whether all vectors lie on a device; "cuda" without a number is any GPU."""

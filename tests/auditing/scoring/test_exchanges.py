@@ -27,7 +27,7 @@ from mispair.auditing.scoring.exchanges import (
     nearest,
     nearest_are_lowest,
     similar_pairs,
-    symmetric_slope,
+    symmetric_slopes,
 )
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.functional.logistic import probability
@@ -62,11 +62,12 @@ def test_what_couples_lose_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(exchanges, "COUPLES", 3)
     x, y, spaces = unit(30, 6, 0), unit(30, 6, 1), [space(seed) for seed in range(FOLDS)]
     rng = np.random.default_rng(2)
-    first, second, chosen = rng.integers(0, 15, 40), rng.integers(15, 30, 40), rng.integers(0, FOLDS, (40, 2))
-    found = lost_by_exchange(spaces, x, y, Couples(first, second, np.zeros(40, dtype=np.int64)), chosen)
+    first, second, fold = rng.integers(0, 15, 40), rng.integers(15, 30, 40), rng.integers(0, FOLDS, 30)
+    couples = np.stack([first, second])
+    found = lost_by_exchange(spaces, x, y, couples, fold[couples])
     for place, (i, j) in enumerate(zip(first, second, strict=True)):
         expected = []
-        for own in (spaces[number] for number in chosen[place]):
+        for own in (spaces[fold[i]], spaces[fold[j]]):
             s = (own.compared_left(x) @ own.compared_right(y).T).double().numpy()
             expected.append(s[i, i] + s[j, j] - s[i, j] - s[j, i])
         assert found[place] == pytest.approx(np.mean(expected), abs=1e-5)
@@ -173,7 +174,8 @@ def test_the_slope_is_that_of_a_regression_on_both_signs(seed: int) -> None:
     t, kept, exchanged = rng.standard_normal(50) + 0.5, rng.random(50), 0.3 * rng.random(50)
     model = LogisticRegression(C=1 / exchanges.RIDGE, fit_intercept=False, tol=1e-10)
     model.fit(np.concatenate([t, t])[:, None], np.repeat([1, 0], 50), np.concatenate([kept, exchanged]))
-    assert symmetric_slope(t, kept, exchanged) == pytest.approx(max(float(model.coef_[0, 0]), 0), abs=1e-3)
+    found = symmetric_slopes(t[None], kept[None], exchanged[None])
+    assert float(found[0]) == pytest.approx(max(float(model.coef_[0, 0]), 0), abs=1e-3)
 
 
 @given(st.floats(-20, 20), st.floats(0, 1))

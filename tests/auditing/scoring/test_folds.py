@@ -18,8 +18,6 @@ from mispair.auditing.scoring.folds import (
     NEAR,
     PARTNER,
     SAMPLE,
-    TWO_OUT,
-    fits_without,
     fold_numbers,
     random_keys,
     sample,
@@ -113,10 +111,3 @@ def test_a_sample_has_the_lowest_keys_however_many_rows_are_read_at_a_time(rows:
     lowest = sorted(range(rows), key=lambda row: splitmix64(row, SAMPLE))[:most]
     with patch.object(folds, "PART", part):
         assert sample(np.arange(rows), most).tolist() == sorted(lowest)
-
-
-def test_couples_are_compared_by_a_fit_without_either_fold() -> None:
-    first, second = np.divmod(np.arange(FOLDS * FOLDS), FOLDS)
-    numbers = fits_without(first.astype(np.uint8), second.astype(np.uint8))
-    for a, b, number in zip(first, second, numbers, strict=True):
-        assert {a, b} <= set(TWO_OUT[number])

@@ -38,13 +38,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.common_space import CommonSpace, moments
-from mispair.auditing.scoring.folds import fits_without, fold_numbers
+from mispair.auditing.scoring.folds import FOLDS, fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import largest
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
-from mispair.functional.logistic import FloatArray, logistic
+from mispair.functional.logistic import FloatArray, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
 from mispair.support.arrays import IntArray
@@ -60,7 +60,7 @@ MOST_ROWS = 8  # pairs with the same item; more may be a placeholder
 DIRECTIONS = 256  # main directions of the items in which the nearest ones are searched
 AT_ONCE = 256  # items at a time
 # Of many items on a CPU, each is compared with those of the nearest cells alone.
-PER_CELL, CELLS_SEARCHED, SEEN_PER_CELL, MOVES = 256, 64, 32, 6
+PER_CELL, CELLS_SEARCHED, SEEN_PER_CELL, MOVES = 256, 32, 32, 6
 COUPLES = 512  # couples measured at a time, so that their items stay in the processor's cache
 WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
@@ -79,11 +79,11 @@ RARE, REPEATED = 20, 4  # ... at a time, and so many times
 ALIKE = {"similar": 10, "most_similar": 3}  # items are among so many nearest ones of each other, by kind of trial
 SETTLED = 16  # passes of belief propagation after which a trial is settled
 ROUNDS, PASSES = 10, 8  # of expectation maximisation, and of belief propagation in each
-RIDGE = 1e-3  # L2 penalty on the slope
+RIDGE, STEPS = 1e-3, 50  # L2 penalty on the slopes, and steps of Newton's method
 FIRST_ODDS = 0.03  # of an exchange, before any is estimated
 FAR = 25.0  # largest log odds of a couple
 DAMPING = 0.5  # share of the last messages that is kept, so that they settle in graphs with circles
-UNCHANGED = 1e-9  # change of the messages below which they stay as they are
+UNCHANGED = 1e-9  # change of messages and slopes below which they stay as they are
 LEVELS = 1024  # of t, each with one mean, when slopes are learned
 
 
@@ -176,7 +176,6 @@ class Graph:
     by: str  # which
     couples: Couples  # mutually similar pairs
     t: FloatArray  # (c,) what each couple loses by an exchange, in the spaces of its two folds
-    memory: FloatArray  # (c,) how much of it is due to pairs that these spaces have seen: one of the two, as a rule
     evidence: Evidence  # what t says here
     matchings: Matchings  # which pairs are exchanged
     above: float  # log likelihood ratio of these exchanges against none, above what can be chance
@@ -209,18 +208,21 @@ def search_exchanges(
     raw = source.tensors(rows, device)
     x, y = (transform(side) for transform, side in zip(judge.transforms, raw, strict=True))
     groups, fold = items.groups[rows], fold_numbers(items.groups[rows])
-    sides = (x, items.left[rows]), (y, items.right[rows]), (torch.cat([x, y], dim=1), rows)
+    main = along_main_directions(x), along_main_directions(y)
+    sides = (main[0], items.left[rows]), (main[1], items.right[rows]), (along_main_directions(torch.cat(main, 1)), rows)
     alike = [similar_pairs(vectors, owners, groups) for vectors, owners in sides]
     similar = [couples for couples in alike if couples is not None]
     if len(similar) < len(alike):
         return None, []
-    t, memory = lost_and_remembered(judge, (x, y), fold, similar)
-    found = parallel_map(lambda of: _graph(*of, len(rows)), zip(BY, similar, t, memory, strict=True))
+    t = lost_in_graphs(judge.spaces, x, y, fold, similar)
+    found = parallel_map(lambda of: _graph(*of, len(rows)), zip(BY, similar, t, strict=True))
     graphs = [next(found) for _ in tracked(BY)]
     best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
-    trials = Trials(judge, raw, (x, y), rows, fold, used)
+    trials = Trials(
+        judge, raw, (x, y), rows, fold, used, [remembered(judge.spaces, x, y, fold, graph) for graph in used]
+    )
     # The networks of a run cannot be asked about new pairs.
     made = [] if judge.networks else list(chain.from_iterable(parallel_map(trials.of, graphs)))
     if not used:
@@ -230,26 +232,32 @@ def search_exchanges(
     return np.where(items.partners == 0, chance[items.first], 0), made
 
 
-def lost_and_remembered(
-    judge: Judge, sides: tuple[Tensor, Tensor], fold: npt.NDArray[np.uint8], several: list[Couples]
-) -> list[list[FloatArray]]:
-    """t of the couples of several graphs, (c,) each, and the part of it due to pairs seen by the spaces."""
+def lost_in_graphs(
+    spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], several: list[Couples]
+) -> list[FloatArray]:
+    """t of the couples of several graphs, (c,) each; a couple that is in several is measured once."""
     n, ends = len(fold), np.cumsum([len(one.first) for one in several])[:-1]
-    # Many couples are in several graphs: each is measured once.
     keys, place = np.unique(np.concatenate([one.first * n + one.second for one in several]), return_inverse=True)
-    every = Couples(keys // n, keys % n, np.zeros_like(keys))
-    folds = fold[every.first], fold[every.second]
-    t = lost_by_exchange(judge.spaces, *sides, every, np.column_stack(folds))
-    memory = t - lost_by_exchange(judge.couple_spaces, *sides, every, fits_without(*folds)[:, None])
-    return [np.split(values[place], ends) for values in (t, memory)]
+    couples = np.stack([keys // n, keys % n])
+    return np.split(lost_by_exchange(spaces, x, y, couples, fold[couples])[place], ends)
 
 
-def _graph(by: str, couples: Couples, t: FloatArray, memory: FloatArray, pairs: int) -> Graph:
+def remembered(
+    spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], graph: Graph
+) -> FloatArray:
+    """(c,) how much of t is due to the pair of each couple that a space has seen; if it has seen both, twice that."""
+    couples = np.stack([graph.couples.first, graph.couples.second])
+    one, other = fold[couples]
+    third = np.argmin([(one == number) | (other == number) for number in range(3)], axis=0)
+    return lost_by_exchange(spaces, x, y, couples, third[None]) - graph.t
+
+
+def _graph(by: str, couples: Couples, t: FloatArray, pairs: int) -> Graph:
     evidence, matchings, gain = learn_exchanges(t, couples, pairs)
     doubtful = by == "both" and not (pairs >= MANY and nearest_are_lowest(t, couples.nearness))
     least = CHANCE + (LEAST_DOUBTFUL if doubtful else LEAST_GAINS[BY.index(by)]) * pairs
     enough = 1 - matchings.single.mean() >= LEAST_RATE
-    return Graph(by, couples, t, memory, evidence, matchings, gain - least if enough else -np.inf)
+    return Graph(by, couples, t, evidence, matchings, gain - least if enough else -np.inf)
 
 
 def nearest_are_lowest(t: FloatArray, nearness: IntArray) -> bool:
@@ -276,6 +284,7 @@ class Trials:
     rows: IntArray  # (n,)
     fold: npt.NDArray[np.uint8]  # (n,)
     used: list[Graph]  # in which exchanges are believed
+    memory: list[FloatArray]  # (c,) for each of these, see `remembered`
 
     def of(self, graph: Graph) -> list[Trial]:
         """Exchange partners in a graph, once for each kind of nearness."""
@@ -329,18 +338,17 @@ class Trials:
         exchanged[couples], changed[couples] = couples[:, ::-1], True
         x, y = self.sides
         there = torch.from_numpy(exchanged).to(x.device)
-        for graph in self.used:
+        for graph, memory in zip(self.used, self.memory, strict=True):
             # A pair of the graph keeps the item by which it is similar to others.
             by_right = graph.by == "right"
             sides = (x[there], y) if by_right else (x, y[there])
             touched = np.flatnonzero(changed[graph.couples.first] | changed[graph.couples.second])
-            t = graph.t.copy()
-            # These spaces have not seen the new pairs. The spaces of an audit have, and remember them with other
-            # partners.
-            near = graph.couples.of(touched)
-            numbers = fits_without(self.fold[near.first], self.fold[near.second])
-            t[touched] = lost_by_exchange(self.judge.couple_spaces, *sides, near, numbers[:, None])
-            t[touched] += graph.memory[touched]
+            t, near = graph.t.copy(), np.stack([graph.couples.first, graph.couples.second])[:, touched]
+            # Either space of a couple has seen one pair, as it was; that of an audit remembers the new one.
+            forgotten = changed[near].sum(axis=0) / 2 * (1 + (exchanged[near[0]] == near[1]))
+            t[touched] = (
+                lost_by_exchange(self.judge.spaces, *sides, near, self.fold[near]) + forgotten * memory[touched]
+            )
             matchings = copy(graph.matchings).update(graph.evidence.weights(t, graph.couples.nearness), SETTLED)
             kept *= matchings.single[couples[:, ::-1] if by_right else couples]
         return 1 - kept
@@ -372,14 +380,21 @@ def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couple
     return Couples(a, b, np.searchsorted(CLASSES, rank[edge], side="right"))
 
 
-def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
+def along_main_directions(x: Tensor) -> Tensor:
+    """(n, d) items (n, D) along their main directions, of unit length."""
+    if x.shape[1] > DIRECTIONS:
+        x = x @ eigh(moments(x))[1][:, -DIRECTIONS:].to(x)
+    return normalize(x, dim=1)
+
+
+def nearest(items: Tensor, groups: IntArray) -> IntArray | None:
     """(n, CLOSE_BY) places of the nearest items of other groups, of n items (n, D); None if there are too few."""
-    n, most_alike = len(x), np.bincount(groups - groups.min()).max()
-    if len(np.unique(groups)) <= CLOSE_BY or most_alike > n - CLOSE_BY:
+    n, (_, number) = len(items), np.unique(groups, return_inverse=True)
+    most_alike = np.bincount(number).max()
+    if number.max() < CLOSE_BY or most_alike > n - CLOSE_BY:
         return None
-    directions = eigh(moments(x))[1][:, -DIRECTIONS:].to(x)
-    items, own = normalize(x @ directions, dim=1), torch.from_numpy(groups).to(x.device)
-    everything, near = torch.arange(n, device=x.device), np.empty((n, CLOSE_BY), dtype=np.int64)
+    own = torch.from_numpy(number.astype(np.int32)).to(items.device)
+    everything, near = torch.arange(n, device=items.device), np.empty((n, CLOSE_BY), dtype=np.int64)
 
     def search(rows: Tensor, among: Tensor) -> None:
         others, of_others = (items, own) if among is everything else (items[among], own[among])
@@ -388,7 +403,7 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
             near[part.cpu()] = among[largest(alike, CLOSE_BY)[1]].cpu()
 
     few = n <= CELLS_SEARCHED * PER_CELL or most_alike > PER_CELL
-    if few or x.device.type != "cpu":
+    if few or items.device.type != "cpu":
         parallel_each(lambda rows: search(rows, everything), torch.split(everything, AT_ONCE))
     else:
         parallel_each(lambda cell: search(*cell), cells(items))
@@ -426,24 +441,25 @@ def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return couple[both] // n, couple[both] % n, highest[both]
 
 
-def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: Couples, chosen: IntArray) -> FloatArray:
-    """(c,) t of each couple of items (n, D) and (n, E): the mean over the spaces with numbers `chosen` (c, m)."""
+def lost_by_exchange(
+    spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: IntArray, chosen: npt.NDArray[np.integer]
+) -> FloatArray:
+    """(c,) t of couples (2, c) of items (n, D) and (n, E): the mean over the spaces with numbers `chosen` (m, c)."""
     found = np.zeros(chosen.shape)
 
     def measure(number: int) -> None:
-        places, columns = np.nonzero(chosen == number)
-        both = np.stack([couples.first[places], couples.second[places]])
-        needed, where = np.unique(both, return_inverse=True)
-        rows, ends = (torch.from_numpy(part).to(x.device) for part in (needed, where.reshape(both.shape)))
+        own, places = np.nonzero(chosen == number)
+        needed, where = np.unique(couples[:, places], return_inverse=True)
+        rows, (i, j) = torch.from_numpy(needed).to(x.device), torch.from_numpy(where.reshape(2, -1)).to(x.device)
         a, b = spaces[number].compared_left(x[rows]), spaces[number].compared_right(y[rows])
         for start in range(0, len(places), COUPLES):
-            part, column = places[start : start + COUPLES], columns[start : start + COUPLES]
-            i, j = ends[:, start : start + COUPLES]
-            apart = [side.index_select(0, i).sub_(side.index_select(0, j)) for side in (a, b)]
-            found[part, column] = apart[0].mul_(apart[1]).sum(1).double().cpu().numpy()  # t = (a_i - a_j)' (b_i - b_j)
+            here = slice(start, start + COUPLES)
+            apart = [side.index_select(0, i[here]).sub_(side.index_select(0, j[here])) for side in (a, b)]
+            t = apart[0].mul_(apart[1]).sum(1)  # (a_i - a_j)' (b_i - b_j)
+            found[own[here], places[here]] = t.double().cpu().numpy()
 
-    parallel_each(measure, range(len(spaces)), min(WORKERS, cores()))
-    return np.asarray(found.mean(axis=1))
+    parallel_each(measure, range(FOLDS), min(WORKERS, cores()))
+    return np.asarray(found.mean(axis=0))
 
 
 def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Evidence, Matchings, float]:
@@ -459,12 +475,8 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
 
     mean_t = by_level(bounded) / np.maximum(by_level(np.ones_like(t)), 1)
 
-    def slopes(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
-        each = zip(mean_t, by_level(kept), by_level(exchanged), strict=True)
-        return np.array([symmetric_slope(*part) for part in each])
-
-    first = slopes(np.ones_like(t), np.zeros_like(t))
-    evidence = Evidence(np.full(classes, FIRST_ODDS), first)
+    none = np.zeros_like(mean_t)
+    evidence = Evidence(np.full(classes, FIRST_ODDS), symmetric_slopes(mean_t, by_level(np.ones_like(t)), none))
     exchanges = Matchings(couples.first, couples.second, pairs)
     for _ in range(ROUNDS):
         exchanges.update(evidence.weights(t, kind), PASSES)
@@ -472,20 +484,28 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
         chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))
         odds = np.clip((chosen + 0.01) / (free + 1), 1e-5, 1)
         # nearer pairs have smaller t
-        evidence = Evidence(odds, slopes(neither, exchanges.chosen))
+        evidence = Evidence(odds, symmetric_slopes(mean_t, by_level(neither), by_level(exchanges.chosen)))
     exchanges.update(evidence.weights(t, kind), PASSES)
     expected = Matchings(couples.first, couples.second, pairs).update(evidence.odds[kind], ROUNDS * PASSES)
     return evidence, exchanges, exchanges.log_partition - expected.log_partition
 
 
-def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> float:
-    """Slope of the log odds against an exchange, without an intercept.
+def symmetric_slopes(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> FloatArray:
+    """Slopes (k,) of the log odds against an exchange, without an intercept, of k classes of couples.
+
+    By Newton's method, which rises from 0 to the maximum: the likelihood curves the less, the farther from 0.
 
     Args:
-        t: (c,) loss of each couple by an exchange.
-        kept: (c,) probability that neither pair is exchanged.
-        exchanged: (c,) probability that both are, with each other; these have -t, before the exchange.
+        t: (k, c) loss of each couple by an exchange.
+        kept: (k, c) probability that neither pair is exchanged.
+        exchanged: (k, c) probability that both are, with each other; these have -t, before the exchange.
     """
-    worth = kept + exchanged
-    slope, _ = logistic(t[:, None], kept / np.maximum(worth, 1e-300), worth, RIDGE, intercept=False)
-    return max(float(slope[0]), 0.0)
+    worth, slopes = kept + exchanged, np.zeros(len(t))
+    for _ in range(STEPS):
+        p = probability(slopes[:, None] * t)
+        gradient = ((kept - worth * p) * t).sum(1) - RIDGE * slopes
+        step = gradient / ((worth * p * (1 - p) * t * t).sum(1) + RIDGE)
+        slopes = np.maximum(slopes + step, 0)
+        if np.abs(step).max() < UNCHANGED:
+            break
+    return slopes

@@ -5,8 +5,6 @@ So neither the cut of the files into shards nor the number of workers can change
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,11 +12,6 @@ from mispair.support.arrays import IntArray
 
 FOLDS = 10
 ONE_OUT = [(number,) for number in range(FOLDS)]  # folds that are left out of a fit, one after the other
-SETS = 5  # of folds: fold f is in set f % SETS
-# Two sets are left out of a fit, so that two pairs are compared by what was learned from neither. Pairs of one set use
-# the fit of this set and the next.
-SETS_OUT = list(combinations(range(SETS), 2))
-TWO_OUT = [tuple(number for number in range(FOLDS) if number % SETS in sets) for sets in SETS_OUT]
 PART = 1 << 18  # rows at a time
 FOLD, SAMPLE, PARTNER, NEAR, SHARED, ORDER = range(6)  # independent streams of random numbers
 
@@ -40,16 +33,6 @@ def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
 def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:
     """Fold of each row. Rows of one group share a fold, so no pair is scored by itself."""
     return (random_keys(groups, FOLD) % np.uint64(FOLDS)).astype(np.uint8)
-
-
-def fits_without(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> IntArray:
-    """(c,) number of the fit of `TWO_OUT` without both folds of each couple."""
-    a, b = first.astype(np.int64) % SETS, second.astype(np.int64) % SETS
-    b = np.where(a == b, (a + 1) % SETS, b)
-    numbers = np.zeros((SETS, SETS), dtype=np.int64)
-    for number, (one, other) in enumerate(SETS_OUT):
-        numbers[one, other] = numbers[other, one] = number
-    return numbers[a, b]
 
 
 def sample(rows: IntArray, most: int) -> IntArray:

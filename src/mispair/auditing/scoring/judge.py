@@ -19,9 +19,7 @@ from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
 from mispair.auditing.scoring.folds import (
     FOLDS,
     NEAR,
-    ONE_OUT,
     ORDER,
-    TWO_OUT,
     in_random_order,
     random_keys,
     shuffled,
@@ -70,8 +68,8 @@ class SideTransform:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         centred = self.weighted(vectors - self.mean)
-        largest = centred.abs().amax(dim=1, keepdim=True)
-        centred = torch.where(largest > HUGE, centred / largest, centred)
+        huge = torch.nonzero(~(torch.linalg.vector_norm(centred, dim=1) <= HUGE))[:, 0]
+        centred[huge] /= centred[huge].abs().amax(dim=1, keepdim=True)
         return normalize(centred if self.directions is None else centred @ self.directions, dim=1)
 
     def weighted(self, vectors: Tensor) -> Tensor:
@@ -154,7 +152,6 @@ class Judge:
 
     transforms: list[SideTransform]  # of the left and of the right side
     spaces: list[CommonSpace]
-    couple_spaces: list[CommonSpace]  # fitted without the folds of `TWO_OUT`, to compare couples of pairs
     banks: list[Bank]
     combination: Combination
     expectation: Expectation | None  # in the space that both sides share; None where they do not
@@ -229,7 +226,6 @@ class Judge:
 LISTS: dict[str, tuple[type, int]] = {
     "transforms": (SideTransform, 2),
     "spaces": (CommonSpace, FOLDS),
-    "couple_spaces": (CommonSpace, len(TWO_OUT)),
     "banks": (Bank, FOLDS),
 }
 
@@ -274,12 +270,10 @@ def learn(
     rows = np.arange(len(left))
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
-    last, couple_spaces = _fit_rounds(sample, fitter)
+    last = _fit_rounds(sample, fitter)
     trust = last.trust()
-    without = [*ONE_OUT, *TWO_OUT]
     with stage_part(0.8):
-        found = refined([*last.spaces, *couple_spaces], sample.x, sample.y, sample.fold, trust, own, without)
-    spaces, couple_spaces = found[:FOLDS], found[FOLDS:]
+        spaces = refined(last.spaces, sample.x, sample.y, sample.fold, trust, own)
     chosen = [_bank_rows(number, sample, trust) for number in range(FOLDS)]
     banks = [make_bank(space, sample.x[rows], sample.y[rows]) for space, rows in zip(spaces, chosen, strict=True)]
     swapped_lefts, swapped_rights, alike = look_alikes(sample, groups, *items)
@@ -303,7 +297,6 @@ def learn(
     return Judge(
         transforms=transforms,
         spaces=spaces,
-        couple_spaces=couple_spaces,
         banks=banks,
         combination=combination,
         expectation=expectation,
@@ -366,19 +359,15 @@ class Sample:
         return torch.from_numpy(np.maximum(self.informed(trust), LEAST_TRUST)).to(self.x)
 
 
-def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter) -> tuple[FitRound, list[CommonSpace]]:
-    """Fit a first round, two more with the best regularisation, and the spaces of `TWO_OUT`."""
+def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter) -> FitRound:
+    """Fit a first round, and two more with the best regularisation."""
     few = len(sample.x) < FEW_PAIRS
     along = replace(sample, x=fitter.items[0], y=fitter.items[1])  # narrower, where pairs are few
-    trust = sample.first_trust()
-    found = _fit_round(along, fitter, trust, FIRST_OF_FEW if few else FIRST)
+    found = _fit_round(along, fitter, sample.first_trust(), FIRST_OF_FEW if few else FIRST)
     regularisation = _regularisation(along, fitter, found.trust())
     for _ in range(2):
-        trust = found.trust()
-        found = _fit_round(along, fitter, trust, regularisation)
-    couple_spaces = fitter.fit_several(sample.weight(trust), [regularisation], TWO_OUT)[0]
-    spaces = [fitter.turned_back(space) for space in found.spaces]
-    return replace(found, spaces=spaces), [fitter.turned_back(space) for space in couple_spaces]
+        found = _fit_round(along, fitter, found.trust(), regularisation)
+    return replace(found, spaces=[fitter.turned_back(space) for space in found.spaces])
 
 
 def _fit_round(sample: Sample, fitter: CommonSpaceFitter, trust: FloatArray, regularisation: float) -> FitRound:

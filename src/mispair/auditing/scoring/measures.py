@@ -82,25 +82,41 @@ def with_contrast(
 def rivals(items: Tensor, others: Tensor) -> Tensor:
     """Mean similarity of each item to the most similar of the others, (n,)."""
     count = max(min(FEW, len(others)), round(RIVALS * len(others)))
-    return torch.cat([largest(part @ others.T, count)[0].mean(1) for part in torch.split(items, AT_ONCE)])
+    return torch.cat([mean_of_largest(part @ others.T, count) for part in torch.split(items, AT_ONCE)])
+
+
+def mean_of_largest(scores: Tensor, count: int) -> Tensor:
+    """(n,) mean of the largest scores of each row (n, m)."""
+    if scores.device.type != "cpu":
+        return scores.topk(count, dim=1).values.mean(1)
+    found = scores.gather(1, columns_with_largest(scores, count)).numpy()
+    found.partition(found.shape[1] - count, axis=1)  # on a CPU faster than `topk`
+    return torch.from_numpy(found[:, found.shape[1] - count :].mean(axis=1))
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest scores of each row (n, m), in descending order, and their places, (n, count) each.
-
-    `topk`, which takes two to four times as long on a CPU: only groups of columns are searched that have a large one.
-    """
-    size = scores.shape[1] // GROUP
-    if scores.device.type != "cpu" or size <= 2 * count:
+    """The largest scores of each row (n, m), in descending order, and their places, (n, count) each."""
+    if scores.device.type != "cpu":
         found = scores.topk(count, dim=1)
         return found.values, found.indices
+    columns = columns_with_largest(scores, count)
+    values, places = scores.gather(1, columns).topk(count, dim=1)
+    return values, columns.gather(1, places)
+
+
+def columns_with_largest(scores: Tensor, count: int) -> Tensor:
+    """(n, k) columns of the largest scores of each row (n, m) on a CPU, in groups of which one score is large.
+
+    The scores of these columns are sorted two to four times as fast as those of all.
+    """
+    size = scores.shape[1] // GROUP
+    if size <= 2 * count:
+        return torch.arange(scores.shape[1]).expand(len(scores), -1)
     groups = scores[:, : size * GROUP].view(len(scores), GROUP, size)  # group g has the columns g, g + size, ...
     chosen = np.argpartition(groups.amax(1).numpy(), size - count, axis=1)[:, size - count :]
     columns = (torch.from_numpy(chosen)[:, None] + size * torch.arange(GROUP)[:, None]).flatten(1)
     rest = torch.arange(size * GROUP, scores.shape[1]).expand(len(scores), -1)
-    columns = torch.cat([columns, rest], dim=1)
-    values, places = scores.gather(1, columns).topk(count, dim=1)
-    return values, columns.gather(1, places)
+    return torch.cat([columns, rest], dim=1)
 
 
 def names(*, joint: bool, networks: bool = False) -> list[str]:

@@ -80,23 +80,25 @@ def sketch(vectors: Tensor, mean: Tensor, number: int = 0) -> Codes:
     """
     if vectors.device.type == "mps":  # without double precision
         return sketch(vectors.cpu(), mean.cpu(), number)
-    # Whole numbers make the sums exact, so codes do not depend on the order of adding, which changes with the number
-    # of rows. 20 bits a unit vector and 15 bits a plane are enough for any width.
-    planes = _planes(vectors.shape[1], number).to(vectors.device)
-    powers = 1 << torch.arange(BITS, device=vectors.device)
+    # Sums of whole numbers are exact as long as they stay below 2 ** 24, so codes do not depend on the order of adding,
+    # which changes with the number of rows. A GPU may round the factors of float32 products (TF32).
+    exact = torch.float64 if vectors.is_cuda else torch.float32
+    planes = _planes(vectors.shape[1], number).to(vectors.device, exact)
+    size = 2.0 ** (23 - math.ceil(math.log2(torch.linalg.vector_norm(planes, dim=0).max())))
     codes = []
     for part in torch.split(vectors, _SKETCHED_ON_GPU if vectors.is_cuda else _SKETCHED):
-        centred = part.double() - mean.double()
+        centred = part - mean
         lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
-        whole = torch.round(centred / torch.where(lengths == 0, 1, lengths) * 2**20)
-        codes.append(torch.where(whole @ planes > 0, powers, 0).sum(1).cpu().numpy().view(np.uint64))
+        whole = (centred * (size / torch.where(lengths == 0, 1, lengths))).round_()
+        signs = (whole.to(exact) @ planes > 0).cpu().numpy()
+        codes.append(np.packbits(signs, axis=1, bitorder="little").view(np.uint64)[:, 0])
     return np.concatenate(codes)
 
 
 @cache
 def _planes(width: int, number: int) -> Tensor:
     """Draw normals (D, 64), in whole numbers."""
-    return torch.from_numpy(np.rint(np.random.RandomState(_SEED + number).standard_normal((width, BITS)) * 2**12))
+    return torch.from_numpy(np.rint(np.random.RandomState(_SEED + number).standard_normal((width, BITS)) * 4))
 
 
 def find_near_duplicates(

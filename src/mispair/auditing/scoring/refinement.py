@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.common_space import CommonSpace
-from mispair.auditing.scoring.folds import FOLDS, ONE_OUT, in_random_order
+from mispair.auditing.scoring.folds import FOLDS, in_random_order
 from mispair.compute.threads import parallel_map
-from mispair.functional.contrastive import info_nce
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.support.arrays import IntArray
@@ -43,18 +42,17 @@ def refined(
     fold: npt.NDArray[np.uint8],
     trust: FloatArray,
     numbers: IntArray,
-    without: Sequence[Sequence[int]] = ONE_OUT,
 ) -> list[CommonSpace]:
     """Refine the directions of spaces; unchanged if there are too few trusted pairs.
 
-    Each space was fitted `without` some folds of the pairs (n, D) and (n, E), and is refined without them. Every
-    `FOLDS` spaces in a row have equally many directions. `numbers` (n,) are the rows of the pairs.
+    Each space was fitted without a fold of the pairs (n, D) and (n, E), and is refined without it. `numbers` (n,) are
+    the rows of the pairs.
     """
     rows = np.flatnonzero(trust >= MATCH_THRESHOLD)
     if len(rows) < ENOUGH:
         return spaces
     batches = [torch.from_numpy(batch).to(x.device) for batch in _batches(rows, numbers)]
-    weight = torch.from_numpy(trust * ~np.stack([np.isin(fold, out) for out in without])).to(x)
+    weight = torch.from_numpy(trust * (fold != np.arange(FOLDS)[:, None])).to(x)
     at_once = FOLDS if x.device.type == "cuda" else AT_ONCE
     parts = [slice(start, start + at_once) for start in range(0, len(spaces), at_once)]
     found = parallel_map(lambda part: _refined(spaces[part], weight[part], x, y, batches), parts)
@@ -94,10 +92,11 @@ def adam_step(values: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], 
 
     That of torch imports its compiler first, which takes longer than an audit of a thousand pairs.
     """
-    for moment, decay, value in zip(moments, DECAYS, (gradient, gradient.square()), strict=True):
-        moment.lerp_(value, 1 - decay)
-    mean, square = (moment / (1 - decay**step) for moment, decay in zip(moments, DECAYS, strict=True))
-    values -= rate * mean / (square.sqrt() + 1e-8)
+    mean, square = moments
+    mean.lerp_(gradient, 1 - DECAYS[0])
+    square.mul_(DECAYS[1]).addcmul_(gradient, gradient, value=1 - DECAYS[1])
+    spread = (square / (1 - DECAYS[1] ** step)).sqrt_().add_(1e-8)
+    values.addcmul_(mean / spread, rate, value=-1 / (1 - DECAYS[0] ** step))
 
 
 def contrastive_loss(x: Tensor, y: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
@@ -105,7 +104,9 @@ def contrastive_loss(x: Tensor, y: Tensor, left: Tensor, right: Tensor, weight: 
 
     Pairs with weight 0 are not there for the others either.
     """
+    there = (weight > 0).to(weight)[:, :, None]
     a, b = normalize(x @ left, dim=2), normalize(y @ right, dim=2)
-    each = zip(a @ b.mT, weight, weight == 0, strict=True)
-    losses = [worth @ info_nce(cosine, TEMPERATURE, out[:, None] | out) for cosine, worth, out in each]
-    return torch.stack(losses).sum() / len(x)
+    logits = a @ b.mT / TEMPERATURE
+    each = logits.exp()  # bounded, as the similarities are
+    others = ((each @ there).log() + (each.mT @ there).log())[:, :, 0]
+    return (weight * (others - 2 * logits.diagonal(dim1=1, dim2=2))).sum() / len(x)

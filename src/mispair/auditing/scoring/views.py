@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mispair.auditing.scoring.calibration import separation
 from mispair.auditing.scoring.common_space import CommonSpaceFitter
-from mispair.auditing.scoring.folds import FOLDS, SETS, fold_numbers, sample
+from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
 from mispair.auditing.scoring.joint import share_a_space
 from mispair.auditing.scoring.judge import (
     FIRST,
@@ -43,6 +43,7 @@ RIDGE = 1.0  # times the mean spread of the filling view
 WEIGHTS = (0.5, 1.0, 0.25)  # of a view beside the best ones; each view is tried with the first
 BETTER = 1.02  # times the distance between matched and shuffled pairs, to add a view
 REGULARISATIONS = (1.0, 3.0, 10.0)
+SETS = 5  # of folds: fold f is in set f % SETS
 SET_OUT = [tuple(number for number in range(FOLDS) if number % SETS == left_out) for left_out in range(SETS)]
 
 Units = tuple[Matrix, npt.NDArray[np.bool_]]  # vectors of unit length (n, D), and whether each exists (n,)

@@ -188,6 +188,8 @@ def test_mistakes_are_refused(auditor: Auditor, case: Case) -> None:
         Auditor().score(left, right)
     with refused(ConflictError):
         _ = Auditor().noise_rate_
+    with refused(ConflictError):
+        Auditor().save("none.safetensors")
     with refused(ShapeError, names="12"):
         auditor.score(right, left)
     with refused(ShapeError):

@@ -18,7 +18,7 @@ import mispair
 from layouts import write_tar
 from mispair.auditing import keep as module
 from mispair.cli.main import main
-from mispair.errors import DamagedError, NotFoundError
+from mispair.errors import DamagedError, InvalidValueError, NotFoundError
 from mispair.pairs.layouts.datacomp import uid_subset
 
 ROWS = 60
@@ -46,6 +46,8 @@ def test_another_cut_and_another_column(tmp_path: Path) -> None:
     assert mispair.keep(path, flag_below=0.1).rows.tolist() == [True, True, True, False]
     with pytest.raises(NotFoundError):
         mispair.keep(path, by="uid")
+    with pytest.raises(InvalidValueError):
+        mispair.keep(path, flag_below=2)
     with pytest.raises(NotFoundError):
         mispair.keep(tmp_path / "nothing")
 

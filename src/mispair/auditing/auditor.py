@@ -196,10 +196,11 @@ class Auditor:
 
     def save(self, path: str | Path) -> None:
         """Write the auditor to one safetensors file."""
+        judge = self.judge
         parts = {"seen.": vars(self._seen), "recalibration.": vars(self.recalibration) if self.recalibration else {}}
         parts |= {f"views.{side}.": join.state() for side, join in enumerate(self.joins or ())}
         about = {"auditor": FORMAT, "factors": list(self.factors), "joint": self.joint}
-        save_tensors(path, self.judge.state() | flattened(parts), about)
+        save_tensors(path, judge.state() | flattened(parts), about)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Auditor:

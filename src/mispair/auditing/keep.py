@@ -66,7 +66,11 @@ def keep(audit: str | Path, *, by: str = "id", flag_below: float | None = None) 
 
     Raises:
         DataError: The table or column does not exist.
+        ConfigError: `flag_below` is no match score.
     """
+    from mispair.auditing.summary import check_cut
+
+    check_cut(flag_below, None)
     place = Path(audit)
     table = place if place.is_file() else place / TABLE
     files = sorted(table.glob("*.parquet")) if table.is_dir() else [table]

@@ -288,3 +288,10 @@ def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     table = open_table(tmp_path / "a.csv")
     assert table.parts[0].format is not None
     assert column(table, "id") == ["1", "2"]
+
+
+def test_columns_of_unequal_lengths_are_refused() -> None:
+    """As in a damaged parquet file, whose columns are read one by one."""
+    table = Table.of(arrow.table({"a": ["x", "y"]}), "t")
+    with refused(DamagedError, "t"):
+        table.joined("a", [arrow.array(["x"], arrow.large_string())])

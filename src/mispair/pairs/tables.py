@@ -175,8 +175,15 @@ class Table:
 
     def texts(self, column: str) -> Any:
         """All texts of a column as one `pyarrow.LargeStringArray`; a missing cell is an empty text."""
-        chunks = [cells for (cells,) in self.batches([column])]
-        return pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
+        return self.joined(column, [cells for (cells,) in self.batches([column])])
+
+    def joined(self, column: str, chunks: Sequence[Any]) -> Any:
+        """All texts of a column from its chunks; raise if the file is damaged, so that columns have unequal lengths."""
+        found = pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
+        if len(found) != len(self):
+            what = f"the column {column} has {len(found):,} cells in {len(self):,} rows"
+            raise DamagedError(what, where=self.parts[0].path, advice="Write the table again.")
+        return found
 
     def kind(self, column: str) -> Any:
         """One type for the cells of a column of all files; None if missing.

@@ -107,7 +107,7 @@ class _EmbeddedImages(_TablePairs):
             raise TooFewError("no pairs", where=self.name, expected="at least one image with a caption")
         column, text = table.find("id"), pyarrow.large_string()
         paths = [cells for part in table.parts for cells in self._paths(part)]
-        self._image_paths = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
+        self._image_paths = table.joined(image, paths).fill_null("")
         self.captions = Texts(pyarrow.compute.utf8_trim_whitespace(table.texts(caption)))
         self.image_names = Texts(self._image_paths)
         named = table.texts(column) if column else pyarrow.nulls(len(table), text).fill_null("")

@@ -126,8 +126,9 @@ def test_tables_without_a_row_or_a_suggestion_keep_their_types(audit: Audit, tmp
 
 
 def test_it_is_one_line_at_the_prompt(audit: Audit) -> None:
-    flagged, rate = int(audit.is_mismatch.sum()), audit.summary.rates[0]
-    assert repr(audit) == f"<Audit: {flagged} of {audit.summary.scored} pairs flagged, noise rate {rate}>"
+    flagged, (rate, low, high) = int(audit.is_mismatch.sum()), audit.summary.rates
+    pairs = f"{flagged} of {audit.summary.scored} pairs"
+    assert repr(audit) == f"<Audit: {pairs} flagged, noise rate {rate} ({low} to {high})>"
     assert float(rate.removesuffix("\xa0%")) == pytest.approx(100 * audit.judge.combination.rate, abs=0.51)
 
 

@@ -108,8 +108,8 @@ class Findings:
         return len(self.source)
 
     def __repr__(self) -> str:
-        found = self.summary
-        return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {found.rates[0]}>"
+        found, (rate, low, high) = self.summary, self.summary.rates
+        return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {rate} ({low} to {high})>"
 
     @property
     def judge(self) -> Judge:

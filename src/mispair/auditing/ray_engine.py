@@ -262,8 +262,8 @@ class _Run:
         """Return the lowest flagged rows, their match scores, the cut, and the number of readable rows."""
         settings, counts = self.job.settings, np.zeros(len(STEPS) + 1, dtype=np.int64)
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
-        for own, values, own_counts in self._each(ray_workers.lowest, self._all):
-            counts += own_counts
+        for own, values, steps, own_counts in self._each(ray_workers.lowest, self._all):
+            counts[steps] += own_counts
             rows, scores = np.append(rows, own), np.append(scores, values)
             chosen = np.lexsort((rows, scores))[:MAX_SUGGESTED]
             rows, scores = rows[chosen], scores[chosen]

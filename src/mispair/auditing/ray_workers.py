@@ -349,14 +349,14 @@ def _found(job: Job, number: int) -> BlockFindings:
     )
 
 
-def lowest(job: Job, number: int) -> tuple[IntArray, FloatArray, IntArray]:
-    """Return the rows of a block with the lowest match scores, these scores, and counts between two `STEPS`."""
+def lowest(job: Job, number: int) -> tuple[IntArray, FloatArray, IntArray, IntArray]:
+    """Return the rows of a block with the lowest match scores, these scores, and counts by place in `STEPS`."""
     score = _found(job, number).match_score
     row = job.starts[number] + np.flatnonzero(~np.isnan(score))
     score = score[~np.isnan(score)]
     chosen = np.lexsort((row, score))[:MAX_SUGGESTED]
-    counts = np.bincount(np.searchsorted(STEPS, score, side="right"), minlength=len(STEPS) + 1)
-    return row[chosen], score[chosen], counts
+    steps, counts = np.unique(np.searchsorted(STEPS, score, side="right"), return_counts=True)
+    return row[chosen], score[chosen], steps, counts
 
 
 def keyed(job: Job, apart: int, number: int) -> Columns:

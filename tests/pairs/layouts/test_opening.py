@@ -401,3 +401,10 @@ def test_a_tar_that_was_cut_or_damaged(folder: Path) -> None:
     for damaged in (buffer.getvalue()[:3000], bytes(flipped)):
         with refused(DamagedError, folder / "a.tar"):
             open_raw(write(folder / "a.tar", damaged))
+
+
+def test_half_a_character_at_the_end_of_lines_is_refused(tmp_path: Path) -> None:
+    content = '{"image": "a.png", "caption": "a dog"}\n'.encode("utf-16-be")
+    (tmp_path / "t.jsonl").write_bytes(content + b"\x00")
+    with refused(DamagedError, tmp_path / "t.jsonl"):
+        open_raw(tmp_path / "t.jsonl")

@@ -202,17 +202,25 @@ def _captions(text: Path) -> list[str]:
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and content of each line; blank lines are left out."""
-    with path.open(encoding=text_encoding(path)) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                entry = None
-            if not isinstance(entry, dict):
-                raise DamagedError(f"line {number:,} is not a JSON object", where=path, expected="{...} in each line")
-            yield number, entry
+    encoding = text_encoding(path)
+    try:
+        with path.open(encoding=encoding) as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, _read_line(line, number, path)
+    except UnicodeError as error:  # such as half a character at the end
+        what = f"the text is not {encoding.upper()} ({error})"
+        raise DamagedError(what, where=path, advice="Save the file again as UTF-8.") from None
+
+
+def _read_line(line: str, number: int, path: Path) -> dict[str, Any]:
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        entry = None
+    if not isinstance(entry, dict):
+        raise DamagedError(f"line {number:,} is not a JSON object", where=path, expected="{...} in each line")
+    return entry
 
 
 def _find_keys(path: Path, entry: dict[str, Any], columns: Roles) -> dict[Role, str]:

@@ -60,7 +60,7 @@ MOST_ROWS = 8  # pairs with the same item; more may be a placeholder
 DIRECTIONS = 256  # main directions of the items in which the nearest ones are searched
 AT_ONCE = 256  # items at a time
 # Of many items on a CPU, each is compared with those of the nearest cells alone.
-PER_CELL, CELLS_SEARCHED, SEEN_PER_CELL, MOVES = 256, 32, 32, 6
+PER_CELL, CELLS_SEARCHED, SEEN_PER_CELL, MOVES = 256, 64, 32, 6
 COUPLES = 512  # couples measured at a time, so that their items stay in the processor's cache
 WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes

@@ -116,7 +116,7 @@ def test_similar_pairs_are_those_of_a_loop(seed: int) -> None:
             if a < b and b in near[a] and a in near[b] and max((owners == a).sum(), (owners == b).sum()) <= 4:
                 rank = max(near[a].index(b), near[b].index(a))
                 expected.add((i, j, 0 if rank < 1 else 1 if rank < 3 else 2))
-    assert set(zip(*(part.tolist() for part in vars(found).values()), strict=True)) == expected
+    assert set(zip(*found.ends.tolist(), found.nearness.tolist(), strict=True)) == expected
 
 
 def test_the_nearest_are_of_other_groups_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,16 +135,15 @@ def test_the_nearest_are_of_other_groups_and_in_order(monkeypatch: pytest.Monkey
 def test_about_as_many_exchanges_are_believed_as_were_made(share: float) -> None:
     rng, n = np.random.default_rng(0), 6000
     order = rng.permutation(n)
-    couples = Couples(
-        np.tile(order, 3), np.concatenate([np.roll(order, k) for k in (1, 2, 3)]), np.repeat([0, 0, 1], n)
-    )
+    first, second = np.tile(order, 3), np.concatenate([np.roll(order, k) for k in (1, 2, 3)])
+    couples = Couples(np.stack([first, second]), np.repeat([0, 0, 1], n))
     made, free = np.zeros(3 * n, dtype=bool), np.ones(n, dtype=bool)
     for edge in rng.permutation(n):  # of the nearest class
-        both = [couples.first[edge], couples.second[edge]]
+        both = couples.ends[:, edge]
         if free[both].all() and 1 - free.mean() < share:
             made[edge], free[both] = True, False
     t = 0.25 + 0.13 * rng.standard_normal(3 * n)
-    kept = free[couples.first] & free[couples.second]
+    kept = free[couples.ends].all(axis=0)
     t = np.where(made, -t, np.where(kept, t, 0.13 * rng.standard_normal(3 * n)))
     evidence, matchings, gain = learn_exchanges(t, couples, n)
     chance = 1 - matchings.single

@@ -28,7 +28,7 @@ def test_trees_are_exact(seed: int, nodes: int) -> None:
     rng = np.random.default_rng(seed)
     first = [int(rng.integers(node)) for node in range(1, nodes)]  # the parent of each node but the first
     second, weight = list(range(1, nodes)), np.exp(2 * rng.standard_normal(nodes - 1))
-    graph = Matchings(np.array(first), np.array(second), nodes)
+    graph = Matchings(np.array([first, second]), nodes)
     graph.update(weight, 100)
     expected = every_matching(first, second, weight)
     total = sum(expected.values())
@@ -42,14 +42,13 @@ def test_trees_are_exact(seed: int, nodes: int) -> None:
 
 
 def test_a_triangle_settles_near_the_truth() -> None:
-    graph = Matchings(np.array([0, 0, 1]), np.array([1, 2, 2]), 3)
+    graph = Matchings(np.array([[0, 0, 1], [1, 2, 2]]), 3)
     graph.update(np.array([3.0, 0.5, 0.5]), 100)
     assert graph.chosen == pytest.approx([0.6, 0.1, 0.1], abs=0.03)
 
 
 def test_without_edges_all_are_single() -> None:
-    nothing = np.array([], dtype=np.int64)
-    graph = Matchings(nothing, nothing, 4)
+    graph = Matchings(np.empty((2, 0), dtype=np.int64), 4)
     graph.update(np.array([]), 5)
     assert graph.single.tolist() == [1] * 4
     assert graph.log_partition == 0

@@ -110,12 +110,8 @@ class Trial:
 class Couples:
     """Possible exchanges between pairs: the edges of a graph of n pairs."""
 
-    first: IntArray  # (c,) places of pairs
-    second: IntArray  # (c,) places of pairs that are similar to them
+    ends: IntArray  # (2, c) places of both pairs
     nearness: IntArray  # (c,) class of nearness, 0 for the nearest
-
-    def of(self, places: IntArray | npt.NDArray[np.bool_]) -> Couples:
-        return Couples(self.first[places], self.second[places], self.nearness[places])
 
 
 class Matchings:
@@ -130,30 +126,28 @@ class Matchings:
         log_partition: Bethe's approximation of the logarithm of the sum over all matchings.
     """
 
-    def __init__(self, first: IntArray, second: IntArray, nodes: int) -> None:
-        self._ends, self._nodes = (first, second), nodes
-        self._free = [np.ones(len(first)), np.ones(len(first))]
-        self.single, self.chosen, self.log_partition = np.ones(nodes), np.zeros(len(first)), 0.0
+    def __init__(self, ends: IntArray, nodes: int) -> None:
+        self._ends, self._nodes, self._free = ends, nodes, np.ones(ends.shape)
+        self.single, self.chosen, self.log_partition = np.ones(nodes), np.zeros(ends.shape[1]), 0.0
 
     def update(self, weight: FloatArray, passes: int) -> Self:
         """Pass messages with these weights (e,), starting from the last ones."""
         for _ in range(passes):
             parts, total = self._sums(weight)
-            new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in zip(self._ends, parts, strict=True)]
             last = self._free
-            self._free = [DAMPING * old + (1 - DAMPING) * now for old, now in zip(last, new, strict=True)]
-            if max(np.abs(old - now).max(initial=0) for old, now in zip(last, self._free, strict=True)) < UNCHANGED:
+            self._free = DAMPING * last + (1 - DAMPING) / (1 + np.maximum(total[self._ends] - parts, 0))
+            if np.abs(self._free - last).max(initial=0) < UNCHANGED:
                 break
-        total, both = self._sums(weight)[1], weight * self._free[0] * self._free[1]
+        total, both = self._sums(weight)[1], weight * self._free.prod(axis=0)
         self.single, self.chosen = 1 / (1 + total), both / (1 + both)
         self.log_partition = float(np.log1p(total).sum() - np.log1p(both).sum())
         return self
 
-    def _sums(self, weight: FloatArray) -> tuple[list[FloatArray], FloatArray]:
-        """Contribution of each edge to the odds of either end, and their sum for each node."""
-        parts = [weight * self._free[1], weight * self._free[0]]
-        left, right = (np.bincount(end, part, self._nodes) for end, part in zip(self._ends, parts, strict=True))
-        return parts, np.asarray(left + right, dtype=np.float64)
+    def _sums(self, weight: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Contribution of each edge to the odds of either end (2, e), and their sum for each node (n,)."""
+        parts = weight * self._free[::-1]
+        total = np.bincount(self._ends.reshape(-1), parts.reshape(-1), self._nodes)
+        return parts, np.asarray(total, dtype=np.float64)
 
 
 @dataclass(frozen=True)
@@ -220,9 +214,8 @@ def search_exchanges(
     best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
-    trials = Trials(
-        judge, raw, (x, y), rows, fold, used, [remembered(judge.spaces, x, y, fold, graph) for graph in used]
-    )
+    memory = [remembered(judge.spaces, x, y, fold, graph) for graph in used]
+    trials = Trials(judge, raw, (x, y), rows, fold, used, memory)
     # The networks of a run cannot be asked about new pairs.
     made = [] if judge.networks else list(chain.from_iterable(parallel_map(trials.of, graphs)))
     if not used:
@@ -236,20 +229,19 @@ def lost_in_graphs(
     spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], several: list[Couples]
 ) -> list[FloatArray]:
     """t of the couples of several graphs, (c,) each; a couple that is in several is measured once."""
-    n, ends = len(fold), np.cumsum([len(one.first) for one in several])[:-1]
-    keys, place = np.unique(np.concatenate([one.first * n + one.second for one in several]), return_inverse=True)
+    n, stops = len(fold), np.cumsum([len(one.nearness) for one in several])[:-1]
+    keys, place = np.unique(np.concatenate([one.ends[0] * n + one.ends[1] for one in several]), return_inverse=True)
     couples = np.stack([keys // n, keys % n])
-    return np.split(lost_by_exchange(spaces, x, y, couples, fold[couples])[place], ends)
+    return np.split(lost_by_exchange(spaces, x, y, couples, fold[couples])[place], stops)
 
 
 def remembered(
     spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], graph: Graph
 ) -> FloatArray:
     """(c,) how much of t is due to the pair of each couple that a space has seen; if it has seen both, twice that."""
-    couples = np.stack([graph.couples.first, graph.couples.second])
-    one, other = fold[couples]
-    third = np.argmin([(one == number) | (other == number) for number in range(3)], axis=0)
-    return lost_by_exchange(spaces, x, y, couples, third[None]) - graph.t
+    ends = graph.couples.ends
+    third = np.argmin([(fold[ends] == number).any(axis=0) for number in range(3)], axis=0)
+    return lost_by_exchange(spaces, x, y, ends, third[None]) - graph.t
 
 
 def _graph(by: str, couples: Couples, t: FloatArray, pairs: int) -> Graph:
@@ -290,31 +282,31 @@ class Trials:
         """Exchange partners in a graph, once for each kind of nearness."""
         rng, found = np.random.default_rng(0), []
         for kind, most in ALIKE.items():
-            alike = graph.couples.of(graph.couples.nearness <= CLASSES.index(most))
+            alike = graph.couples.ends[:, graph.couples.nearness <= CLASSES.index(most)]
             likely = self.likely(alike)
             drawn = [self.drawn(alike, likely, rng) for _ in range(REPEATED)]
             couples, chance = np.concatenate(drawn), np.concatenate([self.chance(part) for part in drawn])
             found.append(Trial(graph.by, kind, self.rows[couples], self.sums(couples), chance))
         return found
 
-    def likely(self, alike: Couples) -> FloatArray:
-        """(c,) how likely each couple is drawn: a random pair, and a random one of those like it.
+    def likely(self, alike: IntArray) -> FloatArray:
+        """(c,) how likely each couple (2, c) is drawn: a random pair, and a random one of those like it.
 
         Pairs that are likely exchanged already are drawn rarely.
         """
-        friends = np.bincount(np.concatenate([alike.first, alike.second]), minlength=len(self.fold))
-        likely = 1 / friends[alike.first] + 1 / friends[alike.second]
+        friends = np.bincount(alike.reshape(-1), minlength=len(self.fold))
+        likely = (1 / friends[alike]).sum(axis=0)
         for graph in self.used:
-            likely *= graph.matchings.single[alike.first] * graph.matchings.single[alike.second]
+            likely *= graph.matchings.single[alike].prod(axis=0)
         return np.asarray(np.maximum(likely, 1e-12))
 
-    def drawn(self, alike: Couples, likely: FloatArray, rng: np.random.Generator) -> IntArray:
+    def drawn(self, alike: IntArray, likely: FloatArray, rng: np.random.Generator) -> IntArray:
         """(k, 2) disjoint couples."""
         most = max(min(TRIALS // REPEATED, len(self.fold) // RARE) // 2, 1)
         order = (rng.exponential(size=len(likely)) / likely).argsort()
         taken: set[int] = set()
         found: list[tuple[int, int]] = []
-        for couple in zip(alike.first[order], alike.second[order], strict=True):
+        for couple in zip(*alike[:, order], strict=True):
             if taken.isdisjoint(couple):
                 taken.update(couple)
                 found.append(couple)
@@ -342,13 +334,12 @@ class Trials:
             # A pair of the graph keeps the item by which it is similar to others.
             by_right = graph.by == "right"
             sides = (x[there], y) if by_right else (x, y[there])
-            touched = np.flatnonzero(changed[graph.couples.first] | changed[graph.couples.second])
-            t, near = graph.t.copy(), np.stack([graph.couples.first, graph.couples.second])[:, touched]
+            touched = np.flatnonzero(changed[graph.couples.ends].any(axis=0))
+            t, near = graph.t.copy(), graph.couples.ends[:, touched]
             # Either space of a couple has seen one pair, as it was; that of an audit remembers the new one.
             forgotten = changed[near].sum(axis=0) / 2 * (1 + (exchanged[near[0]] == near[1]))
-            t[touched] = (
-                lost_by_exchange(self.judge.spaces, *sides, near, self.fold[near]) + forgotten * memory[touched]
-            )
+            t[touched] = lost_by_exchange(self.judge.spaces, *sides, near, self.fold[near])
+            t[touched] += forgotten * memory[touched]
             matchings = copy(graph.matchings).update(graph.evidence.weights(t, graph.couples.nearness), SETTLED)
             kept *= matchings.single[couples[:, ::-1] if by_right else couples]
         return 1 - kept
@@ -377,7 +368,7 @@ def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couple
     place = np.arange(len(edge)) - np.repeat(np.cumsum(each) - each, each)
     a = by_item[starts[one[edge]] + place // sizes[other[edge]]]
     b = by_item[starts[other[edge]] + place % sizes[other[edge]]]
-    return Couples(a, b, np.searchsorted(CLASSES, rank[edge], side="right"))
+    return Couples(np.stack([a, b]), np.searchsorted(CLASSES, rank[edge], side="right"))
 
 
 def along_main_directions(x: Tensor) -> Tensor:
@@ -477,16 +468,16 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
 
     none = np.zeros_like(mean_t)
     evidence = Evidence(np.full(classes, FIRST_ODDS), symmetric_slopes(mean_t, by_level(np.ones_like(t)), none))
-    exchanges = Matchings(couples.first, couples.second, pairs)
+    exchanges = Matchings(couples.ends, pairs)
     for _ in range(ROUNDS):
         exchanges.update(evidence.weights(t, kind), PASSES)
-        neither = exchanges.single[couples.first] * exchanges.single[couples.second]
+        neither = exchanges.single[couples.ends].prod(axis=0)
         chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))
         odds = np.clip((chosen + 0.01) / (free + 1), 1e-5, 1)
         # nearer pairs have smaller t
         evidence = Evidence(odds, symmetric_slopes(mean_t, by_level(neither), by_level(exchanges.chosen)))
     exchanges.update(evidence.weights(t, kind), PASSES)
-    expected = Matchings(couples.first, couples.second, pairs).update(evidence.odds[kind], ROUNDS * PASSES)
+    expected = Matchings(couples.ends, pairs).update(evidence.odds[kind], ROUNDS * PASSES)
     return evidence, exchanges, exchanges.log_partition - expected.log_partition
 
 

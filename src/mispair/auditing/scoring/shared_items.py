@@ -30,7 +30,7 @@ from mispair.auditing.scoring.near_duplicates import (
     sketch,
 )
 from mispair.auditing.scoring.scan import READABLE, block_size, faults
-from mispair.compute.threads import parallel_map
+from mispair.compute.threads import one_thread_each, parallel_map
 from mispair.pairs.source import Source
 from mispair.support.arrays import FloatArray, IntArray, Mask
 from mispair.support.files import replacing
@@ -332,11 +332,13 @@ def _unlike_partners(
 def likeness(units: FloatArray, strangers: FloatArray) -> float:
     """Probability of two of these vectors being more similar than one of them and a random vector: 0.5 for random
     vectors."""
-    within, outside = units @ units.T, np.sort(units @ strangers.T, axis=1)
+    those, others = torch.from_numpy(units), torch.from_numpy(strangers)
+    with one_thread_each():  # several threads would wait for each other longer than so small a product takes
+        within, outside = (those @ those.T).numpy(), np.sort((those @ others.T).numpy(), axis=1)
     several = ~np.eye(len(units), dtype=bool)
     below = [
-        (np.searchsorted(those, row, "left") + np.searchsorted(those, row, "right")) / (2 * len(those))
-        for row, those in zip(within, outside, strict=True)
+        (np.searchsorted(random, row, "left") + np.searchsorted(random, row, "right")) / (2 * len(random))
+        for row, random in zip(within, outside, strict=True)
     ]
     return float(np.stack(below)[several].mean())
 

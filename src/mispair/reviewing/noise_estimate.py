@@ -302,7 +302,7 @@ class Draw(Population):
             return bool(Z * np.sqrt(size @ variance) <= half_width * total)
 
         def fewest(calls: int, low: int, high: int) -> int:
-            """The fewest sufficient decisions with so many calls; `high` suffice."""
+            """The fewest decisions from `low` to `high` that suffice with these calls; `high` is known to suffice."""
             return low + bisect_left(range(low, high), True, key=lambda decisions: suffices(calls, decisions))
 
         least = min(total, max(LEAST, decided))

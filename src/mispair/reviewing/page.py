@@ -162,7 +162,7 @@ def _written(audit: Audit, folder: Path) -> Path:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket at an address, at a free port for 0; another review may be at this one."""
+    """Open a socket at an address; port 0 takes a free one. The port may belong to another review."""
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, UnicodeError) as error:

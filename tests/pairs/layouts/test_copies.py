@@ -236,7 +236,7 @@ def test_filtered_memory(tmp_path: Path) -> None:
 
 
 def write_precomp(folder: Path, n: int, per_image: int, form: str) -> None:
-    """Features that tell the image; every caption is a text of its own."""
+    """Features with the number of their image; no two captions are equal."""
     folder.mkdir()
     regions = np.arange(n, dtype=np.float32)[:, None, None] + np.zeros((n, 2, 3), np.float32)
     repeated = form == "repeated"

@@ -15,10 +15,12 @@ from rich.console import Console
 import mispair
 from mispair import demo
 from mispair.cli.main import main
+from mispair.errors import ExistsError
 from mispair.pairs.shapes import dataset
 from mispair.reviewing.review import Review
 from mispair.support.formatting import percent
 from mispair.training.settings import read_recipe
+from refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,13 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
         patch.setattr(dataset, "cached", lambda **_: folder)
         patch.setattr(demo, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))  # two processes cost seconds
         return demo.run_demo(path / "demo", 0, Console(quiet=True))
+
+
+def test_other_folders_are_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "audit").mkdir()
+    with refused(ExistsError, tmp_path):
+        demo.run_demo(tmp_path, 0, Console(quiet=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["audit"]
 
 
 def test_the_page_is_whole_and_self_contained(result: demo.DemoResult) -> None:

@@ -35,6 +35,7 @@ from mispair.auditing.summary import AuditSummary
 from mispair.bench.suite.suite import digest
 from mispair.config import Config
 from mispair.encoders.encoders import SHAPES
+from mispair.errors import ExistsError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts import opening
 from mispair.pairs.noise import add_noise
@@ -59,7 +60,7 @@ NOISE = 0.4
 IMAGES, SENTENCES = 1200, 3  # to train with, and in the text of each
 EXAMPLES, SUGGESTIONS, QUERIES, FOUND = 4, 4, 3, 5  # on the page: pairs, suggestions, queries, images for each
 QUERY = "a striped purple moon"
-
+MARK = ".demo"  # in the folder of a demo: files of other folders are not replaced
 # Settings of both trainings, chosen for plain training: on seeds 0 and 1 no other tried setting is more than 3 points
 # of rSum better. For fewer pairs the epochs are stretched, so that both have about as many steps.
 PLAIN, AUDITED = "Plain training", "Audit first"
@@ -138,7 +139,14 @@ def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -
     """Audit pairs with 40 % mismatches, train with and without the flagged ones, write `out/index.html`.
 
     `program` is how mispair is called in the commands that the page shows.
+
+    Raises:
+        ExistsError: The folder has other content.
     """
+    if out.exists() and not (out / MARK).exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise ExistsError("it exists, and is not the folder of a demo", where=out, advice="Give another `out`.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARK).touch()
     console.print("Drawing the images, if they are not there yet ...")
     folder = dataset.cached(train=IMAGES)
     clean, dev, test = (as_vectors(opening.load(folder, split)) for split in ("train", "dev", "test"))

@@ -27,7 +27,7 @@ from playwright.sync_api import Page, sync_playwright
 
 from mispair.reviewing.page import ReviewPage
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).resolve().parent
 SHEET = (0, 6, 13, 14, 5, 7, 4, 12, 2, 19)  # photos of the contact sheet
 QUERY = "a red tent in the snow"
 STYLE = {"font.size": 10, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False}
@@ -69,7 +69,7 @@ def row_of_photos(photos: list[Path], columns: int) -> Image.Image:
 
 
 def screenshot(page: Page, url: str, name: str, height: int) -> None:
-    """Save the upper part of a page."""
+    """Save the part of a page that is seen first."""
     page.set_viewport_size({"width": 1200, "height": height})
     page.goto(url)
     page.wait_for_load_state("networkidle")
@@ -116,10 +116,11 @@ def draw_scores(table: list[dict[str, str]], wrong: npt.NDArray[np.bool_]) -> No
 def main(folder: Path) -> None:
     """Make all pictures."""
     script = runpy.run_path(str(DOCS.parent / "examples/tutorial/make_photos.py"))
-    if not (folder / "photos.csv").exists():
-        script["main"](folder)
-    photos, audit, run = folder / "photos", folder / "audit", folder / "runs"
-    mispair("audit", folder / "photos.csv", "--images", photos, "--out", audit)
+    os.chdir(folder)  # so that the pages name no folder of this machine
+    photos, audit, run = Path("photos"), Path("audit"), Path("runs")
+    if not Path("photos.csv").exists():
+        script["main"](Path())
+    mispair("audit", "photos.csv", "--images", photos, "--out", audit)
     mispair("train", audit, "--out", run)
     found = json.loads(mispair("search", run, "--query", QUERY, "--json"))
     save(row_of_photos([photos / f"holiday-{row:03}.jpg" for row in SHEET], 5), "photos")
@@ -136,7 +137,9 @@ def main(folder: Path) -> None:
     with ReviewPage(audit, images=photos).start() as review, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         page = browser.new_page()
-        screenshot(page, (audit / "report.html").resolve().as_uri(), "report", 1000)
+        report = (audit / "report.html").resolve().as_uri()
+        screenshot(page, report, "report", 1000)
+        screenshot(page, f"{report}#worst", "worst", 760)
         screenshot(page, review.url, "review", 900)
         browser.close()
 

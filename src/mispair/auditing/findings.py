@@ -252,8 +252,8 @@ class Findings:
             named = np.array([f"its {_shared(side, count)}" for count in sizes], dtype=object)
             told.append(((counts > 0) & (counts == self.items.partners[rows]), named[number]))
         told += [(self.seen[rows] >> bit & 1 == 1, f"its {kind}") for bit, kind in enumerate(KINDS)]
-        if scores.exchanged is not None:
-            told.append((scores.exchanged[rows] > match, EXCHANGED))
+        if scores.proved is not None:
+            told.append((scores.proved[rows] > match, EXCHANGED))
         if scores.siblings is not None:
             told.append((-scores.siblings.penalty[rows] > against.max(axis=1), SIBLINGS))
         applies, words = zip(*told, strict=True)
@@ -305,8 +305,8 @@ class Findings:
         if self.scores.siblings is not None:
             agreement = self.scores.siblings.agreement[here]
             columns["siblings"] = pyarrow.array(agreement, mask=np.isnan(agreement))
-        if self.scores.exchanged is not None:
-            columns["exchanged"] = pyarrow.array(self.scores.exchanged[here], mask=bad)
+        if self.scores.proved is not None:
+            columns["exchanged"] = pyarrow.array(self.scores.proved[here], mask=bad)
         return pyarrow.table(columns)
 
     @cached_property
@@ -340,11 +340,12 @@ class Findings:
 
     def _close_rate(self) -> dict[str, Any]:
         """Share of pairs with a match score lowered by others, with its 95 % interval."""
-        if self.scores.siblings is None and self.scores.exchanged is None:
+        scores = replace(self.scores, exchanged=self.scores.proved)
+        if scores.siblings is None and scores.exchanged is None:
             return {}
-        alone = self.scores.alone()
+        alone, match = scores.alone(), scores.match()
         counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)
-        lost = np.maximum(alone[counted].astype(np.float64) - self.match_score[counted], 0)
+        lost = np.maximum(alone[counted].astype(np.float64) - match[counted], 0)
         rate = float(lost.mean())
         _, group = np.unique(self.items.groups[counted], return_inverse=True)  # pairs of one group are not independent
         error = 1.96 * math.sqrt(float(np.square(np.bincount(group, lost - rate)).sum())) / len(lost)

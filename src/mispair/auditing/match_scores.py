@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from mispair.auditing.scoring.calibration import PIECE
-from mispair.auditing.scoring.exchanges import Trial, lowered
+from mispair.auditing.scoring.exchanges import UNPROVED, Trial, lowered
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.reasons import Bits, wordless
@@ -36,8 +36,7 @@ class MatchScores:
     limited: IntArray  # (k,) pairs of which only one in many is expected to match
     limits: Scores  # (k,) their highest match score
     siblings: Siblings | None = None  # how the right items of one left item agree; None where hardly any has several
-    # (N,) probability that each pair has exchanged partners with a similar one; None without more exchanges than by
-    # accident
+    # (N,) probability that each pair has exchanged partners with a similar one; None if nothing speaks for it
     exchanged: Scores | None = None
     trials: Sequence[Trial] = ()  # exchanges that were made on purpose
     # rows that a person has checked: 1 matched, 0 mismatched
@@ -71,6 +70,11 @@ class MatchScores:
             here = slice(start, min(start + AT_ONCE, len(source)))
             by_vectors[here] = found.by_vectors(*unit_vectors(source, judge, here, device))
         return replace(self, recalibration=found, by_vectors=by_vectors)
+
+    @property
+    def proved(self) -> Scores | None:
+        """The probability of exchanges if there are more than by accident; else None."""
+        return None if self.exchanged is None or self.exchanged.max() <= UNPROVED else self.exchanged
 
     @property
     def beside_others(self) -> FloatArray:

@@ -193,7 +193,7 @@ def with_exchanges(side: str) -> tuple[MadePairs, mispair.Audit]:
 def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
     pairs, found = with_exchanges(side)
     alone = found.judge.combination.score(found.scan.measures)
-    assert found.scores.exchanged is not None
+    assert found.scores.proved is not None
     assert quality(found.score, pairs.mismatched) > quality(alone, pairs.mismatched) + 0.02
     assert "exchanged" in found.table.column_names
     assert EXCHANGED in found.table.column("reason").to_pylist()
@@ -206,9 +206,20 @@ def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
 def test_pairs_without_exchanges_are_left_alone(share: float) -> None:
     pairs = made_pairs(1200, share, seed=1)
     found = mispair.audit(pairs.left, pairs.right)
-    assert found.scores.exchanged is None
+    assert found.scores.proved is None
     assert found.summary.close_rate is None
     assert "exchanged" not in found.table.column_names
+    assert found.match_score == pytest.approx(found.scores.alone(), abs=exchanges.UNPROVED)
+    if share:
+        assert quality(found.score, pairs.mismatched) > quality(found.scores.alone(), pairs.mismatched) - 0.002
+
+
+def test_a_few_exchanges_prove_nothing_but_come_last() -> None:
+    pairs = swapped(made_pairs(1200, 0.0, noise=1.0, hidden=24, widths=(48, 40)), 0.03, "left")
+    found = mispair.audit(pairs.left, pairs.right)
+    assert found.scores.proved is None
+    assert found.summary.close_rate is None
+    assert quality(found.score, pairs.mismatched) > quality(found.scores.alone(), pairs.mismatched) + 0.02
 
 
 def test_about_as_many_trials_are_found_as_exchanges_that_were_made() -> None:

@@ -17,7 +17,8 @@ is negative. Encoders confuse look-alikes, so one negative t proves little. Thre
   and slope.
 
 Slopes, odds and probabilities are estimated in turns (expectation maximisation). Pairs may be similar by their left
-items, their right items or both: the audit takes the graph that explains the t best.
+items, their right items or both: the audit takes the graph that explains the t best. If it explains them hardly better
+than chance, its exchanges get a small probability: enough to put these pairs behind others, too little to flag them.
 
 To know which exchanges it would find, the audit makes some itself, among pairs that seem to match, and scores them like
 all others (trials).
@@ -70,6 +71,7 @@ LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that co
 # are similar it is up
 # to .017, so it must be larger still there, unless many pairs prove that the nearest couples have the lowest t.
 CHANCE, LEAST_GAINS, LEAST_DOUBTFUL = 15.0, np.array([0.004, 0.004, 0.008]), 0.03
+UNPROVED = 0.01  # probability that there are exchanges which are not proved: it changes hardly more than the order
 MANY = 5000  # fewer prove nothing: of 2,000 matched pairs beside 30 % random ones, both held and the gain was .018
 # More of the t of the two nearest classes are below the lowest 1 % of the t of the farthest class, so many times and so
 # many standard errors. In COCO, 7,000 pairs and more: .7 to 1.1 without exchanges, 1.4 with 20 %, 1.9 with 40 %.
@@ -172,7 +174,8 @@ class Graph:
     t: FloatArray  # (c,) what each couple loses by an exchange, in the spaces of its two folds
     evidence: Evidence  # what t says here
     matchings: Matchings  # which pairs are exchanged
-    above: float  # log likelihood ratio of these exchanges against none, above what can be chance
+    ratio: float  # log likelihood ratio of these exchanges against none
+    above: float  # the same, above what can be chance; minus infinity if they are too few
 
 
 def search_exchanges(
@@ -190,8 +193,8 @@ def search_exchanges(
         device: Where to compute.
 
     Returns:
-        (N,) probability that the partner of each pair was exchanged, or None if there are not clearly more exchanges
-        than encoders confuse; and the trials.
+        (N,) probability that the partner of each pair was exchanged, or None if nothing speaks for it; and the trials.
+        If there are not clearly more exchanges than encoders confuse, no probability is above `UNPROVED`.
     """
     rows = np.flatnonzero((np.nan_to_num(match) >= MATCH_THRESHOLD) & items.is_first & (items.partners == 0))
     # A copy of a caption at another photo was not exchanged: that photo has one as well.
@@ -211,17 +214,15 @@ def search_exchanges(
     t = lost_in_graphs(judge.spaces, x, y, fold, similar)
     found = parallel_map(lambda of: _graph(*of, len(rows)), zip(BY, similar, t, strict=True))
     graphs = [next(found) for _ in tracked(BY)]
-    best = max(graphs, key=lambda graph: graph.above)
-    # Some may be exchanged between similar left items and others between similar right ones.
-    used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
+    used, belief = _believed(graphs)
     memory = [remembered(judge.spaces, x, y, fold, graph) for graph in used]
-    trials = Trials(judge, raw, (x, y), rows, fold, used, memory)
+    trials = Trials(judge, raw, (x, y), rows, fold, used, memory, belief)
     # The networks of a run cannot be asked about new pairs.
     made = [] if judge.networks else list(chain.from_iterable(parallel_map(trials.of, graphs)))
     if not used:
         return None, made
     chance = np.zeros(len(match), dtype=np.float32)
-    chance[rows] = 1 - np.prod([graph.matchings.single for graph in used], axis=0)
+    chance[rows] = belief * (1 - np.prod([graph.matchings.single for graph in used], axis=0))
     return np.where(items.partners == 0, chance[items.first], 0), made
 
 
@@ -245,11 +246,23 @@ def remembered(
 
 
 def _graph(by: str, couples: Couples, t: FloatArray, pairs: int) -> Graph:
-    evidence, matchings, gain = learn_exchanges(t, couples, pairs)
+    evidence, matchings, ratio = learn_exchanges(t, couples, pairs)
     doubtful = by == "both" and not (pairs >= MANY and nearest_are_lowest(t, couples.nearness))
     least = CHANCE + (LEAST_DOUBTFUL if doubtful else LEAST_GAINS[BY.index(by)]) * pairs
     enough = 1 - matchings.single.mean() >= LEAST_RATE
-    return Graph(by, couples, t, evidence, matchings, gain - least if enough else -np.inf)
+    return Graph(by, couples, t, evidence, matchings, ratio, ratio - least if enough else -np.inf)
+
+
+def _believed(graphs: list[Graph]) -> tuple[list[Graph], float]:
+    """Graphs by which pairs seem exchanged, and the probability that any are."""
+    best = max(graphs, key=lambda graph: graph.above)
+    # Some may be exchanged between similar left items and others between similar right ones.
+    used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
+    if used:
+        return used, 1.0
+    pairs = len(best.matchings.single)
+    likely = max(graphs, key=lambda graph: graph.ratio - LEAST_GAINS[BY.index(graph.by)] * pairs)
+    return ([likely], UNPROVED) if likely.ratio > 0 else ([], 0.0)
 
 
 def nearest_are_lowest(t: FloatArray, nearness: IntArray) -> bool:
@@ -277,6 +290,7 @@ class Trials:
     fold: npt.NDArray[np.uint8]  # (n,)
     used: list[Graph]  # in which exchanges are believed
     memory: list[FloatArray]  # (c,) for each of these, see `remembered`
+    belief: float  # how much
 
     def of(self, graph: Graph) -> list[Trial]:
         """Exchange partners in a graph, once for each kind of nearness."""
@@ -342,7 +356,7 @@ class Trials:
             t[touched] += forgotten * memory[touched]
             matchings = copy(graph.matchings).update(graph.evidence.weights(t, graph.couples.nearness), SETTLED)
             kept *= matchings.single[couples[:, ::-1] if by_right else couples]
-        return 1 - kept
+        return self.belief * (1 - kept)
 
 
 def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couples | None:

@@ -81,7 +81,7 @@ def test_readme_leads_to_the_questions() -> None:
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs").glob("*/*.*")), ids=lambda picture: picture.stem)
 def test_pictures_are_small_and_shown(picture: Path) -> None:
     assert picture.stat().st_size <= 150_000
-    assert any(f"({picture.parent.name}/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
+    assert any(f"{picture.parent.name}/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def test_results_are_one_page() -> None:

@@ -148,7 +148,7 @@ def test_about_as_many_exchanges_are_believed_as_were_made(share: float) -> None
     evidence, matchings, gain = learn_exchanges(t, couples, n)
     chance = 1 - matchings.single
     assert 0.65 * share <= chance.mean() <= share + 0.02
-    assert (gain > exchanges.CHANCE + exchanges.LEAST_GAINS[0] * n) == (share > 0)
+    assert (gain > exchanges.CHANCE + exchanges.LEAST_GAIN * n) == (share > 0)
     # The same messages with the same weights stay as they are.
     again = copy(matchings).update(evidence.weights(t, couples.nearness), 1)
     assert again.single == pytest.approx(matchings.single, abs=0.02)

@@ -70,10 +70,10 @@ WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
 # The log likelihood ratio must be larger than by chance: half the 99 % quantile of chi squared with 14 degrees of
 # freedom, for the slopes and odds of all classes. It must also grow by this for each pair, because a logistic has
-# lighter tails than t. On COCO without noise the growth is -.002 among pairs of similar left or right items. Where both
-# are similar it is up
-# to .017, so it must be larger still there, unless many pairs prove that the nearest couples have the lowest t.
-CHANCE, LEAST_GAINS, LEAST_DOUBTFUL = 15.0, np.array([0.004, 0.004, 0.008]), 0.03
+# lighter tails than t. On COCO with random mismatches alone it grows by up to .007 among pairs of similar left or right
+# items. Where both are similar it grows by up to .017, so it must be larger still there, unless many pairs prove that
+# the nearest couples have the lowest t. Exchanges of a tenth of 7,000 pairs give .011 to .05.
+CHANCE, LEAST_GAIN, LEAST_DOUBTFUL = 15.0, 0.008, 0.03
 UNPROVED = 0.01  # probability that there are exchanges which are not proved: it changes hardly more than the order
 MANY = 5000  # fewer prove nothing: of 2,000 matched pairs beside 30 % random ones, both held and the gain was .018
 # More of the t of the two nearest classes are below the lowest 1 % of the t of the farthest class, so many times and so
@@ -179,6 +179,7 @@ class Graph:
     matchings: Matchings  # which pairs are exchanged
     ratio: float  # log likelihood ratio of these exchanges against none
     above: float  # the same, above what can be chance; minus infinity if they are too few
+    possible: bool  # whether there may be exchanges that are not proved
 
 
 def search_exchanges(
@@ -251,9 +252,10 @@ def remembered(
 def _graph(by: str, couples: Couples, t: FloatArray, pairs: int) -> Graph:
     evidence, matchings, ratio = learn_exchanges(t, couples, pairs)
     doubtful = by == "both" and not (pairs >= MANY and nearest_are_lowest(t, couples.nearness))
-    least = CHANCE + (LEAST_DOUBTFUL if doubtful else LEAST_GAINS[BY.index(by)]) * pairs
+    least = CHANCE + (LEAST_DOUBTFUL if doubtful else LEAST_GAIN) * pairs
     enough = 1 - matchings.single.mean() >= LEAST_RATE
-    return Graph(by, couples, t, evidence, matchings, ratio, ratio - least if enough else -np.inf)
+    possible = by != "both" or nearest_are_lowest(t, couples.nearness, times=1, errors=0)
+    return Graph(by, couples, t, evidence, matchings, ratio, ratio - least if enough else -np.inf, possible)
 
 
 def _believed(graphs: list[Graph]) -> tuple[list[Graph], float]:
@@ -263,13 +265,14 @@ def _believed(graphs: list[Graph]) -> tuple[list[Graph], float]:
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
     if used:
         return used, 1.0
-    pairs = len(best.matchings.single)
-    likely = max(graphs, key=lambda graph: graph.ratio - LEAST_GAINS[BY.index(graph.by)] * pairs)
+    likely = max((graph for graph in graphs if graph.possible), key=lambda graph: graph.ratio)
     return ([likely], UNPROVED) if likely.ratio > 0 else ([], 0.0)
 
 
-def nearest_are_lowest(t: FloatArray, nearness: IntArray) -> bool:
+def nearest_are_lowest(t: FloatArray, nearness: IntArray, times: float = TIMES, errors: float = SURE) -> bool:
     """Whether the lowest t (c,) are clearly more often of the nearest couples than of far ones.
+
+    So many times as often, and more often by so many standard errors.
 
     Encoders confuse look-alikes of any nearness, and t is smaller between nearer ones: in large data without exchanges
     the lowest t are of far couples. Exchanges are made among the nearest.
@@ -279,7 +282,7 @@ def nearest_are_lowest(t: FloatArray, nearness: IntArray) -> bool:
         return False
     share = float((near < np.quantile(far, LOWEST)).mean())
     error = float(np.sqrt((1 / len(near) + 1 / len(far)) / LOWEST))
-    return share > LOWEST * max(TIMES, 1 + SURE * error)
+    return share > LOWEST * max(times, 1 + errors * error)
 
 
 @dataclass(frozen=True)

@@ -219,7 +219,7 @@ def test_every_command_and_flag_exists(page: Path) -> None:
         else:
             command, given = " ".join(words[1:3] if words[1] in ("data", "bench") else words[1:2]), words
             assert command in COMMANDS, f"{page.name}: {shlex.join(words)}"
-        found = {word.partition("=")[0] for word in given if word.startswith("--")}
+        found = {word.partition("=")[0] for word in given if word.startswith("--") and word != "--"}
         unknown = found - flags(command) - own - {"--help"}
         assert not unknown, f"{page.name}: {command} has no {', '.join(sorted(unknown))}"
 

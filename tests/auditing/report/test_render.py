@@ -157,7 +157,7 @@ def test_all_of_it_is_there() -> None:
         "pair-5 zero vector no id not finite",
         "than to the best rival of either. 62 % very well (0.79)",  # 0.81 is the most that is possible
         "than as a random pair, in the learned space. 38 % hardly at all (0.51)",
-        "0.81 the most that is possible with 39 % mismatched pairs",
+        "about 0.81 the best possible with 39 % mismatched pairs",
         "There is no joint model.",
         "mispair audit pets --out out",
         "mispair 0.1.0 · numpy 2.1 · 1 min 15 s",

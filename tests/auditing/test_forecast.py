@@ -79,6 +79,7 @@ class Pixels:
     """Colours of an image as its vector."""
 
     width = 12
+    pixels = 1024
 
     def __init__(self, name: str, _: str) -> None:
         self.name = name

@@ -32,6 +32,7 @@ class Colours:
     """An image encoder: the mean colour."""
 
     name, width = "colours", 3
+    pixels = 1024
 
     def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
         return np.asarray(np.asarray(image).mean(axis=(0, 1)) / 100 - 1, dtype=np.float32)

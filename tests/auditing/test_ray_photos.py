@@ -48,6 +48,7 @@ class Pixels:
     """Small pictures as vectors."""
 
     width = 12
+    pixels = 1024
 
     def __init__(self, name: str) -> None:
         self.name = name

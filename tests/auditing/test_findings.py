@@ -14,7 +14,7 @@ from mispair.auditing.findings import REASONS
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.reasons import caption_reasons
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, READABLE
-from mispair.errors import DataError
+from mispair.errors import DataError, ExistsError
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.arrays import open_arrays
 
@@ -179,7 +179,7 @@ def test_files(audit: Audit, tmp_path: Path) -> None:
     for name in ("id", "status", "match_score", "is_mismatch", "reason", "evidence"):
         assert read[name].to_pylist() == audit.table[name].to_pylist()
     for write, name, other in ((audit.to_parquet, "a.parquet", "b.csv"), (audit.to_csv, "a.csv", "b.parquet")):
-        with pytest.raises(DataError, match="there already"):
+        with pytest.raises(ExistsError):
             write(tmp_path / name)
         write(tmp_path / name, overwrite=True)
         with pytest.raises(DataError, match=rf"the file name must end in \{Path(name).suffix}"):

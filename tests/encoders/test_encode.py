@@ -352,7 +352,7 @@ def test_images_outside_their_folder_are_read_only_when_told_so(images: Path) ->
     rows = make_rows(inside, [(name, name) for name in ("../secret.png", str(secret), "link.png", "1.png")])
     encode_rows(rows, images / "out", FakeImages(), FakeTexts())
     _, _, columns = read(images / "out")
-    outside = "image cannot be read: it lies outside the folder of the images; --allow-outside reads it"
+    outside = "image cannot be read: it lies outside the folder of the images; `allow_outside` reads it"
     assert columns["status"] == [outside] * 3 + ["ok"]
     rows.allow_outside = True
     encode_rows(rows, images / "out", FakeImages(), FakeTexts(), overwrite=True)

@@ -335,7 +335,8 @@ def _said(arguments: EncodeArguments, outcome: Outcome) -> int:
     if arguments.json:
         print_json({"out": shown(out), **asdict(outcome)})
     else:
-        say("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {shown(out)}"]))
+        say(with_flags("\n".join(outcome.lines()), {"allow_outside"}))
+        say(f"{'Embeddings' if grid is None else 'Region features'}: {shown(out)}")
     if outcome.too_many_bad:
         listed = "metadata/" if grid is None else "rows.parquet"
         _say_bad_code(outcome.bad, outcome.rows, f"{shown(out / listed)} says")

@@ -13,7 +13,7 @@ import pyarrow.compute as compute
 import pyarrow.csv
 import pyarrow.parquet
 
-from mispair.errors import DataError
+from mispair.errors import ExistsError, WriteError
 from mispair.support.files import replacing
 
 TABLE = "pairs.parquet"  # the table of an audit, in its folder
@@ -43,9 +43,9 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
     """Write pieces of a table as parquet or CSV, by the ending of the name, whole or not at all."""
     path = Path(path)
     if path.suffix.lower() not in (".parquet", ".csv"):
-        raise DataError(f"{path}: tables are written as .parquet or .csv; choose one of these endings.")
+        raise WriteError("a table of an unknown kind", where=path, expected="a name that ends in .parquet or .csv")
     if path.exists() and not overwrite:
-        raise DataError(f"{path}: the file is there already; allow it to be replaced (--overwrite) or choose another.")
+        raise ExistsError("the file is there already", where=path, advice="Give another name, or `overwrite`.")
     with table_writer(path) as write:
         for piece in pieces:
             write(piece)

@@ -472,7 +472,7 @@ class ImageFiles(Source):
     def read_image(self, row: int) -> bytes:
         path = self.image_file(row)
         if path and not self.allow_outside and os.path.exists(path) and not is_inside(self.image_root, path):
-            raise OSError("it lies outside the folder of the images; --allow-outside reads it")
+            raise OSError("it lies outside the folder of the images; `allow_outside` reads it")
         return super().read_image(row)
 
     def state(self) -> list[Json]:

@@ -17,7 +17,7 @@ import numpy as np
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
-from mispair.errors import DataError
+from mispair.errors import DataError, NotFoundError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.copies import MANIFEST, clean_edits, is_copied, mended_edits, write_copy
@@ -176,10 +176,9 @@ def _check_images(pairs: Source, table: pyarrow.Table) -> None:
     files = [file for row in rows.tolist() if (file := pairs.image_file(row)) is not None]
     gone = [file.name for file in files if not file.exists()]
     if gone:
-        raise DataError(
-            f"{pairs.name}: {len(gone):,} of {len(files):,} images that were audited are not there any more, such as "
-            f"{plain(gone[0])}; put them back, or audit again with --overwrite, which leaves the decisions as they are."
-        )
+        what = f"{len(gone):,} of {len(files):,} images that were audited are not there any more, such as "
+        advice = "Put them back, or audit again with `overwrite`, which leaves the decisions as they are."
+        raise NotFoundError(what + plain(gone[0]), where=pairs.name, advice=advice)
 
 
 def known_columns(source: Source) -> dict[str, Any]:

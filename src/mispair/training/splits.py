@@ -69,7 +69,7 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     if unknown := mostly_unknown(train.right):
         notes.print(
             f"{train.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say almost nothing. "
-            "Give their vocabulary with --vocab."
+            "Give their vocabulary as `vocab`."
         )
     if is_embedding_folder(opening.find_folder(config.data)):
         notes.print(

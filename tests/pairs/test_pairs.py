@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+import mispair
 from mispair.errors import ShapeError
 from mispair.pairs.pairs import Pairs, Regions, Vectors, fingerprint, with_first_items
+from mispair.retrieval.matcher import check_content
 from refusals import refused
 from small_data import vectors
 
@@ -31,6 +34,27 @@ ARRAY = np.zeros((4, 3), np.float32)
 def test_what_is_no_side_is_refused(left: Any, names: str) -> None:
     with refused(ShapeError, "the left side of mine", names):
         Pairs(left, vectors(4), np.arange(4), name="mine")
+
+
+MASKED = np.ma.masked_greater(np.arange(8.0).reshape(4, 2), 5)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: mispair.audit(MASKED, ARRAY),
+        lambda: mispair.audit(list(MASKED), ARRAY),
+        lambda: mispair.audit([MASKED, ARRAY], ARRAY),
+        lambda: mispair.calibrate(MASKED[:, 0], shuffled=[0.1, 0.2]),
+        lambda: Pairs(vectors(4), Vectors(MASKED), np.arange(4)),
+        lambda: Pairs(vectors(4), vectors(4), np.ma.masked_equal(np.arange(4), 2)),
+        lambda: Pairs(vectors(4), vectors(4), np.arange(4), match_score=MASKED[:, 0] / 8),
+        lambda: check_content(Vectors(MASKED), "the images"),
+    ],
+)
+def test_masked_arrays_are_refused(read: Callable[[], object]) -> None:
+    with refused(ShapeError, names="masked"):
+        read()
 
 
 @pytest.mark.parametrize("label", ["link", "truth", "groups"])

@@ -65,6 +65,13 @@ def check_header(header: Header | npt.NDArray[Any], path: str | Path, ndim: int 
         raise ShapeError(found, where=path, expected="whole numbers such as int64")
 
 
+def refuse_masked(values: object, where: str | Path | None = None) -> None:
+    """Raise for a masked array: its masked numbers would count like all others."""
+    if isinstance(values, np.ma.MaskedArray):
+        advice = "Fill it, as by array.filled(numpy.nan), or leave out the masked rows."
+        raise ShapeError("a masked array", where=where, expected="a plain array", advice=advice)
+
+
 class MappedArray(np.memmap[Any, Any]):
     """A memory-mapped array; each reading checks the length of its file.
 
@@ -181,6 +188,7 @@ def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
 
 def check_finite(array: npt.NDArray[Any], name: str) -> None:
     """Raise if features (N, ...) are not finite in float32, the type of networks."""
+    refuse_masked(array, name)
     for first, chunk in chunks(array):
         with np.errstate(over="ignore"):
             bad = ~np.isfinite(chunk.astype(np.float32, copy=False)).all(axis=tuple(range(1, chunk.ndim)))

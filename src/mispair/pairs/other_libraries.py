@@ -11,10 +11,13 @@ import numpy as np
 import pyarrow
 
 from mispair.errors import ConflictError, ShapeError
+from mispair.pairs.npy import refuse_masked
 
 
 def as_vectors(values: Any) -> Any:
     """Convert lists and the tables of other libraries to numpy arrays; keep arrays and tensors."""
+    for array in values if isinstance(values, list | tuple) else [values]:
+        refuse_masked(array)
     library = type(values).__module__.partition(".")[0]
     if library == "pyarrow":
         return _arrow_vectors(values)

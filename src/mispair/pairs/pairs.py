@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ShapeError
+from mispair.pairs.npy import refuse_masked
 from mispair.pairs.origin import Origin
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles
@@ -241,6 +242,7 @@ class Pairs:
             if rows is None:
                 continue
             where = f"{label} of {self.name}"
+            refuse_masked(rows, where)
             if not (isinstance(rows, np.ndarray) and rows.shape == (wanted,) and rows.dtype.kind in "iu"):
                 raise ShapeError(described(rows), where=where, expected=f"a numpy array of {wanted:,} whole numbers")
             if label != "groups" and wanted and not (rows.min() >= 0 and rows.max() < len(self.left)):
@@ -249,6 +251,7 @@ class Pairs:
             # torch takes neither every kind of whole number nor every order in memory
             object.__setattr__(self, label, np.require(rows, np.int64, ["C", "W"]))
         if self.match_score is not None:
+            refuse_masked(self.match_score, f"match_score of {self.name}")
             score, expected = self.match_score, f"a numpy array of {count:,} probabilities; 0.5 stands for not known"
             if not (isinstance(score, np.ndarray) and score.shape == (count,) and score.dtype.kind == "f"):
                 raise ShapeError(described(score), where=f"match_score of {self.name}", expected=expected)
@@ -318,6 +321,7 @@ def _check_side(side: Any, where: str) -> None:
         return
     ndim = 3 if isinstance(side, Regions) else 2
     features = side.features
+    refuse_masked(features, where)
     if not (isinstance(features, np.ndarray) and features.dtype.kind in "fiu" and features.ndim == ndim):
         expected = f"{side.kind} in a numpy array of numbers with {ndim} dimensions"
         raise ShapeError(described(features), where=where, expected=expected)

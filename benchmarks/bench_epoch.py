@@ -1,6 +1,6 @@
 """Measure whole epochs of a recipe at full size, and estimate its schedule from them: `make bench-epoch`.
 
-Images are generated (`bench/suite/synthetic.py`), captions and noise may be real. An epoch of the warm-up, two main
+Images are generated (`synthetic.py`), captions and noise may be real. An epoch of the warm-up, two main
 epochs and two of a later phase, with noisy pairs or a student, are trained with split, labels, replacements and
 validation. The first of a kind takes longer, because kernels are compiled and steps recorded in it. Generated images
 cannot be audited: where a method audits first, the truth takes the place of the match scores, and the audit is not part

@@ -18,7 +18,6 @@ import torch._dynamo
 
 from bench_speed import SpeedComparison
 from common import run
-from mispair.bench.suite.synthetic import synthetic_pairs
 from mispair.cli.output import say
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.config import Config
@@ -26,6 +25,7 @@ from mispair.errors import ConflictError
 from mispair.models import sgraf, vse
 from mispair.models.kernels import compiled as fused
 from mispair.models.kernels import gpo, graph, gru
+from synthetic import synthetic_pairs
 
 TIMES = 40
 KERNELS: dict[str, Any] = {"graph": graph, "gru": gru, "gpo": gpo, "compiled": fused}

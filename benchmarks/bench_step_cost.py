@@ -18,11 +18,11 @@ from tyro.conf import Positional
 
 from common import run
 from mispair import methods
-from mispair.bench.suite.synthetic import synthetic_pairs
 from mispair.pairs.noise import with_noise
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
+from synthetic import synthetic_pairs
 
 
 class StepsAlone(Trainer):

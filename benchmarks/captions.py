@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mispair.bench.suite.synthetic import CAPTIONS, synthetic_pairs, synthetic_vectors
 from mispair.errors import DamagedError
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.files import LARGEST_TEXT, regular
+from synthetic import CAPTIONS, synthetic_pairs, synthetic_vectors
 
 
 def pairs_of(captions: Path | None, images: int, *, seed: int = 0) -> Pairs:

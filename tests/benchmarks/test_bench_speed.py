@@ -11,8 +11,8 @@ import torch
 
 import bench_epoch
 import bench_speed
+import synthetic
 from common import run
-from mispair.bench.suite import synthetic
 from mispair.config import Config
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError
 from mispair.functional.rank_correlation import ranks

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import ConflictError, DataError, InvalidValueError, NotFoundError
+from mispair.errors import DataError, InvalidValueError, NotFoundError
 from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
     from mispair.bench.suite.runner import CellState
-    from mispair.bench.suite.suite import Cell, Suite
 
 
 def bench_run(
@@ -33,8 +32,6 @@ def bench_run(
     device: str = "auto",
     jobs: int = 1,
     retry: bool = False,
-    dry_run: bool = False,
-    images: OrNone[int] = None,
     json: bool = False,
 ) -> int:
     """Run all trainings of a comparison. Run it again to resume; several processes may share the work.
@@ -49,8 +46,6 @@ def bench_run(
         device: auto, cpu, cuda, cuda:1, mps.
         jobs: Number of trainings at a time.
         retry: Repeat failed trainings.
-        dry_run: Only the first steps of every kind of training, on generated images; prints memory and time of all.
-        images: For a dry run: number of training images; by default that of the data set.
         json: Print the numbers as JSON.
     """
     from mispair.bench.suite.record import to_json
@@ -59,17 +54,12 @@ def bench_run(
     from mispair.bench.suite.suite import read_suite
     from mispair.compute.devices import pick_device
 
-    for name, number in {"seeds": seeds, "jobs": jobs, "images": images}.items():
-        if number is not None and number < 1:
+    for name, number in {"seeds": seeds, "jobs": jobs}.items():
+        if number < 1:
             raise InvalidValueError(str(number), where=name, expected="at least 1")
-    if images is not None and not dry_run:
-        raise ConflictError("only for a dry run", where="images", advice="Give `dry_run` as well, or leave it out")
     pick_device(device)
     read = read_suite(suite)
     requested = replace(read, device=device, noise_file=noise_file or read.noise_file)
-    if dry_run:
-        images = _dry_images(requested, data, images)
-        return _dry_run(requested, requested.cells(seeds, only), images, json)
     results = out or Path("results") / requested.name
     cells = prepare(results, suite, requested, data, seeds, only)
     earlier = set() if retry else {cell.name for cell in cells if state(results, cell).status == "failed"}
@@ -91,41 +81,6 @@ def _print_states(results: Path, states: Sequence[CellState], earlier: Container
     counts = Counter(one.status for one in states)
     say(f"{results}: {', '.join(f'{count} {names.get(status, status)}' for status, count in counts.most_common())}.")
     say(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
-
-
-def _dry_images(suite: Suite, data: str | None, images: int | None) -> int:
-    """Training images of a dry run: as many as were asked for, as the data has, or as the suite says."""
-    from mispair.pairs.layouts.opening import find_folder, load
-
-    try:
-        folder = find_folder(data or suite.data)
-    except DataError:
-        if data is not None:
-            raise
-        return images or suite.images
-    return images or len(load(folder, "train", finite=False).left)
-
-
-def _dry_run(suite: Suite, cells: list[Cell], images: int, json: bool) -> int:
-    from mispair.bench.suite.dry_run import group, measure, typical
-    from mispair.bench.suite.results_folder import check_noise_files
-    from mispair.support.formatting import duration
-
-    check_noise_files(suite, [typical(alike) for alike in group(cells)])
-    costs = []
-    for cost in measure(cells, images, on_start=lambda name: say(name, file=sys.stderr)):
-        costs.append(cost)
-        memory = "" if cost.memory is None else f", {cost.memory / 1e9:.1f} GB"
-        if not json:
-            text = cost.error or f"{duration(cost.seconds)} each{memory}"
-            say(f"{cost.trainings:3d} x {cost.cell.name}: {text}", flush=True)
-    if json:
-        print_json([cost.to_json() for cost in costs])
-    else:
-        total = sum(cost.trainings * cost.seconds for cost in costs)
-        count = f"{len(cells)} trainings, {len(costs)} kinds, {images:,} training images"
-        say(f"{count}: about {duration(total)} one after the other.")
-    return 1 if any(cost.error for cost in costs) else 0
 
 
 def bench_report(

@@ -527,14 +527,12 @@ def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> 
     [
         (["--seeds", "0"], "--seeds: 0"),
         (["--jobs", "0"], "--jobs: 0"),
-        (["--dry-run", "--images", "0"], "--images: 0"),
         (["--only", "nothing"], "--only: nothing"),
         (["--data", "nowhere"], "nowhere"),
         (["--noise-file", "a.npy"], "{ratio}"),
         (["--noise-file", "{ratio}.npy"], " 0.4.npy"),
         (["--noise-file", "{ratio}_{seed}_{.npy"], " 0.4_{seed}_{.npy"),
         (["--device", "abacus"], "abacus"),
-        (["--images", "20"], "--images: "),
     ],
 )
 def test_mistakes_become_sentences(

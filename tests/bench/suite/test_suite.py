@@ -134,7 +134,6 @@ ROW = 'x = "shapes/plain"\n'
         (HEAD + SWEEP.replace('"tau"', "3"), "setting is 3"),
         (HEAD + SWEEP.replace('"tau"', '["tau"]'), "setting"),
         (HEAD + "noise_file = 3\n" + PART + ROW, "noise_file is 3"),
-        (HEAD + "images = true\n" + PART + ROW, "images is True"),
         (HEAD + PART.replace("0.4", "true") + ROW, "noise_ratio[2] is True"),
         (HEAD + PART.replace("noise_ratio", 'folds = "no"\nnoise_ratio') + ROW, "folds is 'no'"),
         (HEAD + PART + ROW + "[part.paper]\ny = [1.0, 2.0]\n", 'paper: "y"'),

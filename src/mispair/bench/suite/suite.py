@@ -167,7 +167,6 @@ class Suite:
     parts: tuple[Part, ...]
     noise_file: str | None = None  # index files to use, with {ratio} in their name
     device: str = "auto"
-    images: Annotated[int, Strict(), Field(ge=1)] = 29_000  # training images of the data set, for a dry run
 
     def noise_file_of(self, noise_ratio: float) -> str | None:
         """The index file of a noise ratio."""

@@ -1,4 +1,4 @@
-"""Generated pairs for dry runs and measurements."""
+"""Generated pairs for measurements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mispair
-from mispair.bench.suite import synthetic
+import synthetic
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.vocabulary import END, START
 

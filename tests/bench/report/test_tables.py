@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.bench.report.exports import CSV_HEADS, LATEX, MARKDOWN, csv_rows, results_csv
+from mispair.bench.report.exports import CSV_HEADS, MARKDOWN, csv_rows, results_csv
 from mispair.bench.report.tables import ReportTable, part_tables, provenance_table
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
@@ -108,10 +108,6 @@ def markdown(table: ReportTable) -> str:
     return MARKDOWN.get_template("table.md").render(table=table)
 
 
-def latex(table: ReportTable) -> str:
-    return LATEX.get_template("table.tex").render(table=table)
-
-
 def notes(table: ReportTable) -> str:
     return "\n".join(table.notes)
 
@@ -171,7 +167,6 @@ def test_ties_are_all_the_best() -> None:
     table, *_ = tables_of(results, seeds=1)
     assert bold(table) == {"VSE-inf", "NCR"}
     assert markdown(table).count("**480.0**") == 2
-    assert latex(table).count(r"\textbf{480.0}") == 2
 
 
 def test_one_network_is_not_compared_with_averaged_ones() -> None:
@@ -263,7 +258,6 @@ def test_no_records_at_all(name: str) -> None:
             assert "Missing" in notes(table)
             assert not table.bold
             assert markdown(table)
-            assert latex(table)
     rows = list(csv.DictReader(io.StringIO(results_csv(Results(suite, 2, {})))))
     assert len(rows) == sum(len(part.cells(suite, 2)) for part in suite.parts)
     assert {row["status"] for row in rows} == {"missing"}
@@ -425,60 +419,6 @@ def test_markdown() -> None:
 def test_any_label_stays_in_its_place_in_markdown(text: str) -> None:
     for line in markdown(small(text)).split("\n")[2:6]:
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
-
-
-def test_latex() -> None:
-    assert latex(small("VSE-inf & 5 %")).splitlines() == [
-        r"\begin{table}[ht]",
-        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-        r"\caption{VSE$\infty$ \& 5 \%}",
-        r"\label{tab:a-b}",
-        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
-        r"\begin{tabular}{lr}",
-        r"\toprule",
-        r"method & VSE$\infty$ \& 5 \% \\",
-        r"\midrule",
-        r"VSE$\infty$ \& 5 \% & \textbf{1.0} \\",
-        r"$-$2.5 & $\pm$ 0.1 \\",
-        r"\bottomrule",
-        r"\end{tabular}}",
-        r"\par\smallskip\raggedright",
-        r"VSE$\infty$ \& 5 \%\par",
-        r"\end{table}",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "escaped"),
-    [
-        ("50 % & a_b #1 $2", r"50 \% \& a\_b \#1 \$2"),
-        (r"C:\x{y}", r"C:\textbackslash{}x\{y\}"),
-        ("~^", r"\textasciitilde{}\textasciicircum{}"),
-        ("VSE-inf", r"VSE$\infty$"),
-        ("VSE-infinite", "VSE-infinite"),
-        ("the loss is -inf", "the loss is -inf"),
-        ("486.1*", "486.1{*}"),
-        ("[x]", "{[}x{]}"),
-        ("± 2.0", r"$\pm$ 2.0"),
-        ("-2.0", "$-$2.0"),
-        ("+2.0", "+2.0"),
-        ("-", "-"),
-        ("two\nlines", "two lines"),
-        ("NVIDIA H200-80", "NVIDIA H200-80"),
-    ],
-)
-def test_latex_escapes(text: str, escaped: str) -> None:
-    assert latex(small(text)).splitlines()[2] == rf"\caption{{{escaped}}}"
-
-
-@given(st.text(alphabet='ab-1 \\{}%&_#$~^*[]|<>"±\n', min_size=1))
-def test_latex_leaves_nothing_special(text: str) -> None:
-    caption = latex(small(text)).splitlines()[2]
-    assert caption.startswith(r"\caption{")
-    assert caption.endswith("}")
-    inside = caption.removeprefix(r"\caption{")[:-1]
-    known = r"\\(?:[{}%&_#$]|text(?:backslash|asciitilde|asciicircum|less|greater|bar)\{\})|\$\\pm\$|\$-\$|\{[\[\]*]\}"
-    assert not set(re.sub(known, "", inside)) & set('\\{}%&_#$~^*[]|<>"±\n')
 
 
 def test_csv_has_a_row_for_each_training() -> None:

@@ -6,7 +6,6 @@ empty, and a note says so.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -40,17 +39,12 @@ READING = [
 class ReportTable:
     """A table as texts."""
 
-    name: str  # of a file
+    name: str
     title: str
     heads: list[str]
     rows: list[list[str]]
     notes: list[str]  # what is missing
     bold: frozenset[tuple[int, int]] = frozenset()  # row and column of the best results
-
-    @property
-    def label(self) -> str:
-        """The name as LaTeX takes it in a label."""
-        return re.sub(r"[^A-Za-z0-9.-]", "-", self.name)
 
 
 def part_tables(results: Results, part: Part) -> list[ReportTable]:

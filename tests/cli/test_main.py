@@ -474,7 +474,7 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
     assert main(["completion", "zsh"]) == 0
     script = capsys.readouterr().out
     assert script.startswith("autoload -U +X bashcompinit")
-    assert '"data") words="get check noise make" ;;' in script
+    assert '"data") words="check noise make" ;;' in script
     train = next(line for line in script.splitlines() if line.strip().startswith('"train")'))
     assert {"--grid", "--embed-size", "--noise-ratio", "--images"} <= set(train.replace('"', " ").split())
 

@@ -22,7 +22,7 @@ from mispair import __version__
 from mispair.cli.audit import audit, encode
 from mispair.cli.bench import bench_report, bench_run
 from mispair.cli.calibrate import calibrate, filter_pairs
-from mispair.cli.data import data_check, data_get, data_make, data_noise
+from mispair.cli.data import data_check, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
 from mispair.cli.output import console, print_json, print_table, say, taken, with_flags
@@ -145,7 +145,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "methods": methods,
     "encoders": encoders,
     "completion": completion,
-    "data get": data_get,
     "data check": data_check,
     "data noise": data_noise,
     "data make": data_make,

@@ -127,8 +127,6 @@ class RunSettings:
     """Steps of the main epochs over which n shrinks, halving at a constant pace."""
     mask_false_negatives: bool = True
     """Leave out negatives that share the image of the pair (another caption of the same image)."""
-    local_negatives: bool = False
-    """Under torchrun: negatives are the other pairs of a rank's part of the batch, not of the whole batch."""
     networks: Literal[1, 2, 3] | None = None
     """How many networks to train and average; the method's own number when not given. Mend: how many to keep."""
     audit: bool = False

@@ -18,7 +18,7 @@ import torch._dynamo  # optimizers import it, so that each process would
 from torch import Tensor, distributed
 
 import mispair.auditing.audit  # noqa: F401 - so that the processes need not import it one by one
-from mispair.compute.distributed import ALONE, Ranks, Team
+from mispair.compute.distributed import ALONE, Ranks
 from mispair.config import Config
 from mispair.errors import StoppedError
 from mispair.methods.base import StepPlan
@@ -78,7 +78,6 @@ def _gradients(config: Config, ranks: Ranks) -> dict[str, Tensor]:
         trainer.begin(epoch)
         for number, net in enumerate(trainer.nets):
             for plan in trainer.plans(number)[:2]:
-                trainer._share(team)
                 loss = trainer.method.warmup_loss if plan.main_step is None else trainer.method.loss
                 rng = trainer._rng(AUGMENTATION, plan.position) if net.augments else None
                 torch.manual_seed(7)
@@ -175,7 +174,6 @@ def first_losses(ranks: Ranks) -> list[float]:
     config = small_config(device="cpu", batch_size=10, model="sgr", warmup_epochs=0)
     trainer = Trainer(config, tiny_pairs(12), None, Run(Path("none"), config, writes=False), ranks=ranks)
     trainer.begin(0)
-    trainer._share(ranks.world)
     torch.manual_seed(3)
     events: list[Any] = []
     with patch.object(Run, "log", lambda _, event: events.append(event)):
@@ -184,43 +182,12 @@ def first_losses(ranks: Ranks) -> list[float]:
     return [event.loss for event in events]
 
 
-def local_gradients(ranks: Ranks, settings: dict[str, Any]) -> list[float]:
-    """How far the gradients of a step with local negatives are from those of all parts, each computed alone."""
-    shared = {"device": "cpu", "batch_size": 11, "augment": False, "grad_clip": 1e9, "warmup_epochs": 0}
-    config = small_config(**shared, **settings, local_negatives=True)
-    with float64():
-        pairs = noisy_pairs(config.model)
-        trainers = [
-            Trainer(config, pairs, None, Run(Path("none"), config, writes=False), ranks=r) for r in (ranks, Ranks())
-        ]
-        for trainer in trainers:
-            trainer.begin(0)
-        together, single = trainers
-        together._share(ALONE)
-        plan = together.plans(0)[0]
-        found: list[Tensor] = []
-
-        def take() -> None:
-            found.extend(p.grad.clone() for p in together.nets[0].parameters() if p.grad is not None)
-
-        with patch.object(together.learners[0].optimizer, "step", take):
-            together._step(plan, together.method.inputs(0, together._own_part(plan), None))
-        for rank in range(ranks.size):
-            part = replace(plan, pairs=plan.pairs[Team(rank, ranks.size).part(len(plan.pairs))])
-            result = single.method.loss(0, single.method.inputs(0, part, None))
-            share = 1.0 if result.logged is None else 1 / ranks.size  # sums are added, means averaged
-            (result.loss * share).backward()  # type: ignore[no-untyped-call]
-        expected = [p.grad for p in single.nets[0].parameters()]
-        return [float((a - b).abs().max()) for a, b in zip(found, expected, strict=True) if b is not None]
-
-
 def traffic(ranks: Ranks) -> tuple[int, int]:
     """Bytes that a rank hands in for a step, counted and by the arithmetic of docs/scaling.md."""
     pairs, size, width = tiny_pairs(12), 10, 16
     config = small_config(device="cpu", batch_size=size, model="vse", embed_size=width, warmup_epochs=0)
     trainer = Trainer(config, pairs, None, Run(Path("none"), config, writes=False), ranks=ranks)
     trainer.begin(0)
-    trainer._share(ranks.world)
     sent = []
     all_reduce, all_gather = distributed.all_reduce, distributed.all_gather
 

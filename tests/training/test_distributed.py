@@ -17,10 +17,9 @@ from mispair.compute.distributed import Ranks, _message, connect
 from mispair.config import Config
 from mispair.errors import ConflictError, MispairError, RankLostError
 from mispair.methods.plain import Plain
-from mispair.training.settings import override
 from mispair.training.trainer import check_ranks
 from on_ranks import KILLED, alone, on_ranks
-from rank_work import fail, first_losses, gradients, layers, local_gradients, newest, robust_gradients, traffic, train
+from rank_work import fail, first_losses, gradients, layers, newest, robust_gradients, traffic, train
 from refusals import refused
 
 pytestmark = pytest.mark.skipif(
@@ -126,20 +125,6 @@ def test_the_traffic_of_a_step_is_that_of_the_docs() -> None:
         assert counted == expected
 
 
-@pytest.mark.slow
-def test_local_negatives_add_up_the_gradients_of_the_parts() -> None:
-    for settings in ({"method": "plain"}, {"method": "decl"}):
-        for apart in on_ranks(2, local_gradients, settings):
-            assert max(apart) < 1e-12
-
-
-@pytest.mark.slow
-def test_local_negatives_train(tmp_path: Path) -> None:
-    settings = {**REPAIR, "local_negatives": True}
-    results = on_ranks(4, train, tmp_path / "run", settings)
-    assert len({result["rsum"] for result in results}) == 1
-
-
 def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     first, second = on_ranks(2, fail, tmp_path / "run", "killed")
     assert second == KILLED
@@ -173,8 +158,6 @@ def test_ranks_that_torchrun_has_not_started_are_refused(monkeypatch: pytest.Mon
 
 def test_what_several_ranks_cannot_train_is_refused() -> None:
     several: Any = SimpleNamespace(size=2)
-    with refused(ConflictError, where="local_negatives", names="mscn"):
-        check_ranks(override(Config(), {"method": "mscn", "local_negatives": True}), several)
     with patch.object(Plain, "distributed", False), refused(ConflictError, where="method", names="plain"):
         check_ranks(Config(), several)
 

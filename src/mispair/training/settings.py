@@ -37,7 +37,6 @@ class Settings(TypedDict, total=False):
     negatives_end: int
     hardening_steps: int
     mask_false_negatives: bool
-    local_negatives: bool
     networks: Literal[1, 2, 3] | None
     audit: bool
     checkpoint_seconds: float

@@ -12,7 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from rich.console import Console
 from mispair import methods
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
-from mispair.compute.distributed import ALONE, Ranks, Team
+from mispair.compute.distributed import Ranks
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.config import Config
@@ -92,8 +92,6 @@ class Trainer:
         self.ranks = Ranks() if ranks is None else ranks
         check_ranks(config, self.ranks)
         self.team = self.ranks.world
-        self._local = config.local_negatives and not self.team.alone
-        self._on_part = False  # with local negatives: whether the step is on this rank's part of the batch
         self.config = config = method.adapted(config)
         self.train_pairs, self.run, self.device = train, run, pick_device(config.device)
         self.loader = PairLoader(train, self.device)
@@ -102,6 +100,8 @@ class Trainer:
             build(own, *specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
             for number, own in enumerate(configs)
         ]
+        for net in self.nets:
+            net.share(self.team)
         self.method = method(config, self.nets, self.loader)
         self.learners = self._learners(configs)
         self.validation = Validation(dev, self.device)
@@ -164,12 +164,10 @@ class Trainer:
         cursor, started = self.cursor, time.monotonic()
         if not cursor.begun:
             self.begin(cursor.epoch)
-        self._share(ALONE if self._local else self.team)
         while cursor.network < len(self.nets):
             for _ in self.steps():
                 self._pause()
             cursor.network += 1
-        self._share(self.team)
         self._check_equal_weights()
         if self.report is not None:
             metrics = self.report.model_dump(exclude_unset=True)
@@ -185,7 +183,6 @@ class Trainer:
         cursor.to_epoch(epoch)
         main = self._main_epoch
         self.progress.note(f"{self._phase}, choosing pairs")
-        self._share(self.team)
         with autocast(self.device, self.config.precision):
             self.epoch_pairs = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
         self.report = None if main is None else self.method.report()
@@ -211,9 +208,6 @@ class Trainer:
 
     def _step(self, plan: StepPlan, inputs: StepInputs) -> None:
         cursor, main = self.cursor, plan.main_step is not None
-        if self._local:  # the ranks draw different numbers
-            torch.manual_seed(self._seed(DROPOUT, cursor.epoch, cursor.network, plan.position, self.team.rank))
-        self._on_part = self._own_part(plan) is not plan
         learner = self.learners[cursor.network]
         learner.monitor.add(cursor.step, learner.updates[main](inputs), len(plan.pairs))
         cursor.step += 1
@@ -232,27 +226,13 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
             result = loss(number, inputs)
-        # With local negatives the ranks are averaged, unless each computed the sum over its part of the batch.
-        averaged = self._local and (result.logged is not None or not self._on_part)
-        (result.loss * (1 / self.team.size if averaged else 1.0)).backward()  # type: ignore[no-untyped-call]
+        result.loss.backward()  # type: ignore[no-untyped-call]
         self.team.add_gradients(net.parameters())
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
-        if self._local:
-            norm = norm + 0 * self.team.total(result.loss.detach())  # all ranks must see what is not finite
         metrics = self.learners[number].monitor.measure(result, norm)
-        if self._local:
-            metrics = StepMetrics(metrics.names, self.team.total(metrics.values) / self.team.size)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
         return metrics
-
-    def _own_part(self, plan: StepPlan) -> StepPlan:
-        """Return this rank's part of a step with local negatives, or all of a step with too few pairs."""
-        batches = [pairs for pairs in (plan.pairs, plan.noisy) if pairs is not None]
-        if not self._local or min(map(len, batches)) < 2 * self.team.size:
-            return plan
-        parts = [pairs[self.team.part(len(pairs))] for pairs in batches]
-        return replace(plan, pairs=parts[0], noisy=None if plan.noisy is None else parts[1])
 
     def validate(self, seconds: float = 0.0) -> None:
         """Validate, and keep the networks if they are the best so far or the first of a new set.
@@ -291,7 +271,7 @@ class Trainer:
 
         def make(plan: StepPlan) -> tuple[StepPlan, StepInputs]:
             augment = self._rng(AUGMENTATION, epoch, number, plan.position) if net.augments else None
-            return plan, self.method.inputs(number, self._own_part(plan), augment)
+            return plan, self.method.inputs(number, plan, augment)
 
         return prefetch(plans, make) if self.loader.on_host else map(make, plans)
 
@@ -406,11 +386,6 @@ class Trainer:
         )
         checkpoint.save(self.run.checkpoints, state)
 
-    def _share(self, team: Team) -> None:
-        """Let the ranks of a team share the work on all networks."""
-        for net in self.nets:
-            net.share(team)
-
     def _agree(self) -> None:
         """Copy the first rank's pairs and method state to all ranks, because processors may differ."""
         if self.ranks.size == 1:
@@ -423,19 +398,10 @@ class Trainer:
         """Raise if the weights differ between ranks."""
         if self.ranks.size == 1:
             return
-        if self._local:
-            self._average_statistics()
         checksums = [sum(float(p.detach().double().sum()) for p in net.parameters()) for net in self.nets]
         if any(other != checksums for other in self.ranks.exchange(checksums)):
             advice = "Check that all machines have the same data set and the same versions of torch and mispair."
             raise MispairError("the weights of the ranks differ", advice=advice)
-
-    def _average_statistics(self) -> None:
-        """Average the normalisation statistics, because with local negatives each rank saw other pairs."""
-        buffers = [buffer for net in self.nets for buffer in net.buffers() if buffer.is_floating_point()]
-        self.team.add_up(buffers)
-        for buffer in buffers:
-            buffer /= self.team.size
 
     def _resume(self) -> None:
         torch.manual_seed(self._seed(DROPOUT))
@@ -520,9 +486,6 @@ def check_ranks(config: Config, ranks: Ranks) -> None:
     if ranks.size > 1 and not method.distributed:
         what = f"{config.method} is a method for one process, but there are {ranks.size}"
         raise ConflictError(what, where="method", advice="Leave out torchrun.")
-    if ranks.size > 1 and config.local_negatives and not method.repeatable:
-        what = f"{config.method} needs the whole batch on all ranks with these settings"
-        raise ConflictError(what, where="local_negatives", advice="Leave it out.")
 
 
 def _packed(state: dict[str, Any]) -> bytes:

@@ -32,7 +32,6 @@ from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config
 from mispair.errors import NotFoundError
-from mispair.methods.base import Phase
 from mispair.methods.epoch_metrics import MethodReport
 from mispair.methods.repair import Repair
 from mispair.pairs.noise import with_noise
@@ -40,6 +39,7 @@ from mispair.settings import RepairSettings
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
+from phases import Phase, phases
 
 VALIDATION = 1000  # images
 MOST = 2  # epochs of a phase that are trained
@@ -174,7 +174,7 @@ def measure(
     with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", short) as run:
         trainer = Trainer(short, train, dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            planned = zip(*(methods.select(one).phases(one) for one in (config, short)), strict=True)
+            planned = zip(*(phases(one) for one in (config, short)), strict=True)
             times = [_timed(trainer, phase, min(MOST, few.epochs)) for phase, few in planned if few.epochs]
             report = trainer.report
             main = next(epochs for epochs in times if epochs.name == "main")

@@ -22,6 +22,7 @@ from mispair.pairs.noise import with_noise
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
+from phases import phases
 from synthetic import synthetic_pairs
 
 
@@ -58,7 +59,7 @@ def main(images: Positional[int], device: Positional[str], recipes: Positional[t
             pairs = replace(pairs, match_score=(~pairs.mismatched).astype(np.float32))
         with tempfile.TemporaryDirectory() as folder, Run(Path(folder) / "run", config) as folder_of_run:
             trainer = StepsAlone(config, pairs, dev, folder_of_run, None)
-            for phase in methods.select(config).phases(config):
+            for phase in phases(config):
                 for _ in range(phase.epochs):
                     before, started = trainer.cursor.step, time.perf_counter()
                     trainer.epoch()

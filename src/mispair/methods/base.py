@@ -66,15 +66,6 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Consecutive epochs of one kind."""
-
-    name: str
-    start: int  # number of the first one
-    epochs: int
-
-
-@dataclass(frozen=True)
 class Schedule:
     """Default schedule of a method."""
 
@@ -201,14 +192,6 @@ class Method(ABC):
     def noisy_from(cls, config: Config) -> int | None:  # noqa: ARG003 - a hook
         """Return the first main epoch (from 0) with noisy pairs; None by default."""
         return None
-
-    @classmethod
-    def phases(cls, config: Config) -> list[Phase]:
-        """Return the phases in order."""
-        warm, later = config.warmup_epochs, cls.noisy_from(config)
-        end = config.total_epochs if later is None else warm + later
-        found = [Phase("warm-up", 0, warm), Phase("main", warm, end - warm)]
-        return found if later is None else [*found, Phase("main, with noisy pairs", end, config.total_epochs - end)]
 
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> StepResult:

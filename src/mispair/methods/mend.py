@@ -23,7 +23,7 @@ from mispair.compute.devices import send, uncached
 from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.functional.contrastive import distillation, info_nce, match_probabilities
-from mispair.methods.base import EpochPairs, Method, Phase, Schedule, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import EpochPairs, Method, Schedule, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.epoch_metrics import Examples, MethodReport, ReplacedPairs, selection
 from mispair.methods.oracle import matched_pairs
 from mispair.methods.soft_partners import SoftPartners, find_soft_partners
@@ -97,13 +97,6 @@ class Mend(Method):
         """Return the first epoch of the student (from 0, warm-up included)."""
         total = config.total_epochs
         return min(max(1, round((1 - config.of(MendSettings).student_share) * total)), total - 1)
-
-    @classmethod
-    def phases(cls, config: Config) -> list[Phase]:
-        end = cls.student_from(config)
-        warm = min(config.warmup_epochs, end)
-        later = Phase("student", end, config.total_epochs - end)
-        return [Phase("warm-up", 0, warm), Phase("main", warm, end - warm), later]
 
     @property
     def teacher_epochs(self) -> int:

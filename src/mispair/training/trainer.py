@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -190,16 +189,14 @@ class Trainer:
         self._check_epoch_pairs()
         self.selection_seconds = time.monotonic() - started
 
-    def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
-        """Make up to `most` steps of the current network, from position `first` of this epoch, and yield each.
+    def steps(self) -> Iterator[StepPlan]:
+        """Make the remaining steps of the current network in this epoch, and yield each.
 
-        By default all remaining ones. At the end the metrics are read, so all work on the GPU is finished.
+        At the end the metrics are read, so all work on the GPU is finished.
         """
         cursor, number = self.cursor, self.cursor.network
-        if first is not None:
-            cursor.positions[number] = first
         plans = self.plans(number)
-        for plan, inputs in islice(self._inputs(plans[cursor.position :]), most):
+        for plan, inputs in self._inputs(plans[cursor.position :]):
             place = cursor.epoch + plan.position / len(plans)
             set_lr(self.learners[number].optimizer, self.method.learning_rate(number, place))
             self._step(plan, inputs)

@@ -8,9 +8,10 @@ import pytest
 
 from mispair.bench.report.figures import noisy_from
 from mispair.config import Config
-from mispair.methods import METHODS, select
+from mispair.methods import METHODS
 from mispair.methods.plain import Plain
 from mispair.training.settings import override
+from phases import phases
 
 
 @pytest.mark.parametrize(
@@ -31,7 +32,7 @@ def test_noisy_pairs_have_a_phase_where_they_take_part(
     settings: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
     config = override(Config(warmup_epochs=3, epochs=10), settings)
-    found = select(config).phases(config)
+    found = phases(config)
     assert [(phase.start, phase.epochs) for phase in found] == expected
     assert sum(phase.epochs for phase in found) == config.total_epochs
     later = None if len(found) < 3 or found[2].name == "student" else found[2].start
@@ -53,4 +54,4 @@ class Late(Plain):
 def test_a_new_method_says_itself_when_noisy_pairs_come_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "late", Late)
     config = Config(method="late", warmup_epochs=3, epochs=10)
-    assert [(phase.start, phase.epochs) for phase in select(config).phases(config)] == [(0, 3), (3, 9), (12, 1)]
+    assert [(phase.start, phase.epochs) for phase in phases(config)] == [(0, 3), (3, 9), (12, 1)]

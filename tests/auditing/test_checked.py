@@ -123,6 +123,28 @@ def test_a_resumed_audit_keeps_the_answers(
     assert json.loads((tmp_path / "summary.json").read_text())["flagged"] > 2
 
 
+def test_checks_that_the_audit_does_not_expect_come_first(case: Case, tmp_path: Path) -> None:
+    """People may mean something else by a match: then the noise rate of the audit is not theirs."""
+    plain = mispair.audit(case.left, case.right, device="cpu")
+    sure = np.flatnonzero(plain.match_score > 0.9)
+    assert plain.summary.checked is None
+    as_seen = mispair.audit(case.left, case.right, device="cpu", checked={str(row): True for row in sure[:12]})
+    assert not as_seen.summary.is_contradicted
+    otherwise = {str(row): place % 2 == 0 for place, row in enumerate(sure[:12].tolist())}
+    audit = mispair.audit(case.left, case.right, device="cpu", checked=otherwise)
+    found = audit.summary.checked
+    assert found is not None
+    assert (found.pairs, found.mismatched, found.learned) == (12, 6, False)
+    assert found.expected < 1.2
+    assert audit.summary.rate_sentences[0] == found.sentence
+    audit.auditor.save(tmp_path / "a.safetensors")
+    assert mispair.Auditor.load(tmp_path / "a.safetensors").checked == found
+    many = {str(row): place % 2 == 0 for place, row in enumerate(sure[:40].tolist())}
+    fitted = mispair.Auditor(device="cpu").fit(case.left, case.right, checked=many).checked
+    assert fitted is not None
+    assert (fitted.pairs, fitted.mismatched, fitted.learned) == (40, 20, True)
+
+
 # ---------------------------------------------------------------------- what the others make of it
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.auditing.summary import AuditSummary, Detection, NoiseEstimate
+from mispair.auditing.summary import AuditSummary, Checked, Detection, NoiseEstimate
 
 SUMMARY = AuditSummary(
     pairs=1000, scored=1000, flagged=40, noise_rate=0.04, noise_rate_low=0.01, noise_rate_high=0.1, unreadable={},
@@ -26,6 +26,15 @@ def decided(low: float, high: float) -> NoiseEstimate:
     return NoiseEstimate(decisions=100, rate=(low + high) / 2, low=low, high=high)
 
 
+def checked(mismatched: int, *, learned: bool) -> Checked:
+    """Of 40 checked pairs, with one expected mismatch."""
+    return Checked(pairs=40, mismatched=mismatched, expected=1.2, error=1.0, learned=learned)
+
+
+FOUND, REVIEW = "People call 21 of 40 checked pairs mismatched; the audit by itself expects 1.", "In a review, decide"
+BY_PEOPLE = {"decided": decided(0.46, 0.66), "checked": checked(21, learned=True)}
+
+
 @pytest.mark.parametrize(
     ("changes", "blind", "contradicted", "contained"),
     [
@@ -36,6 +45,10 @@ def decided(low: float, high: float) -> NoiseEstimate:
         ({"detections": [seen(0.6)], "decided": decided(0.05, 0.2)}, False, False, [RATE, "60 %", "By 100 decisions"]),
         ({"decided": decided(0.46, 0.66)}, False, True, [RATE, "By 100 decisions", "more than the audit"]),
         ({"decided": decided(0.001, 0.005)}, False, True, [RATE, "By 100 decisions", "less than the audit"]),
+        ({"checked": checked(4, learned=False)}, False, False, [RATE]),
+        ({"checked": checked(21, learned=True)}, False, True, [f"{FOUND} The match scores follow", RATE, REVIEW]),
+        ({"checked": checked(21, learned=False)}, False, True, [f"{FOUND} Check at least 30", RATE, REVIEW]),
+        (BY_PEOPLE, False, True, [RATE, "By 100 decisions", "The match scores follow these decisions"]),
     ],
 )
 def test_the_rate_in_words(changes: dict[str, Any], blind: bool, contradicted: bool, contained: list[str]) -> None:

@@ -30,7 +30,7 @@ from mispair.auditing.scoring.scan import READABLE, Scan, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.scoring.views import joined
-from mispair.auditing.summary import SIDES, AuditSummary, NoiseEstimate, check_cut, threshold, values_by
+from mispair.auditing.summary import SIDES, AuditSummary, Checked, NoiseEstimate, check_cut, threshold, values_by
 from mispair.auditing.tool_files import Tool, export
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
@@ -331,7 +331,7 @@ def judged(source: Source, settings: Settings, device: torch.device, work: Path 
     seen = caption_reasons(rows, source.captions) if source.captions else found.seen
     scores = found.scores.informed(judge, found.scan, found.items, checked_rows(source, settings.checked), seen)
     scores = scores.recalibrated(found.source, judge, device)
-    found.auditor.recalibration = scores.recalibration
+    found.auditor.recalibration, found.auditor.checked = scores.recalibration, Checked.of_scores(scores)
     return found._replace(scores=scores, seen=seen)
 
 

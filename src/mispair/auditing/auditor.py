@@ -22,10 +22,11 @@ from mispair.auditing.scoring.recalibration import Recalibration
 from mispair.auditing.scoring.scan import READABLE, faults
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.views import ViewJoin, joined, joins_of, view_weights, with_joins
+from mispair.auditing.summary import Checked
 from mispair.compute.devices import pick_device
 from mispair.compute.threads import parallel_map
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
-from mispair.functional.logistic import FloatArray
+from mispair.functional.logistic import FloatArray, probability
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import Pairs
 from mispair.pairs.source import Source
@@ -39,7 +40,7 @@ SAMPLE = 1 << 15  # pairs that an audit learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 8  # enough to read while others compute
 READ, SCORED = 8192, 256  # rows that are read at a time, and that are scored at a time: always exactly so many
-FORMAT = 3  # of saved auditors
+FORMAT = 4  # of saved auditors
 
 Scores = npt.NDArray[np.float32]
 
@@ -73,6 +74,7 @@ class Auditor:
         self.joins: tuple[ViewJoin, ViewJoin] | None = None
         self._seen: Seen
         self.recalibration: Recalibration | None = None  # by decisions of people, where there are enough
+        self.checked: Checked | None = None  # what they say beside the scores without it
 
     def fit(
         self, left: Any, right: Any = None, *, groups: Any = None, checked: Mapping[str, bool] | None = None
@@ -102,13 +104,14 @@ class Auditor:
         matched = np.array([answers[row] for row in rows[places].tolist()])
         log_odds, others = self.judge.combination.score(measures), self.judge.combination.log_odds(self.judge.observed)
         self.recalibration = learn_recalibration(source, self.judge, rows[places], matched, log_odds, others, device)
+        self.checked = Checked.of(matched, probability(log_odds), learned=self.recalibration is not None)
         return self
 
     def fit_source(self, source: Source, items: SharedItems, checked: Mapping[int, float]) -> Self:
         """Learn from a scaled source and its checked rows: 1 matched, 0 mismatched."""
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
         self.factors, self.joins = (source.left.factor, source.right.factor), joins_of(source)
-        self.recalibration = None
+        self.recalibration = self.checked = None
         return self
 
     def score(self, left: Any, right: Any = None) -> Scores:
@@ -200,6 +203,7 @@ class Auditor:
         parts = {"seen.": vars(self._seen), "recalibration.": vars(self.recalibration) if self.recalibration else {}}
         parts |= {f"views.{side}.": join.state() for side, join in enumerate(self.joins or ())}
         about = {"auditor": FORMAT, "factors": list(self.factors), "joint": self.joint}
+        about["checked"] = self.checked and self.checked.model_dump()
         save_tensors(path, judge.state() | flattened(parts), about)
 
     @classmethod
@@ -225,6 +229,7 @@ class Auditor:
             auditor.joins = (ViewJoin.of(left), ViewJoin.of(right)) if left and right else None
             auditor._seen = Seen(**part_of(state, "seen."))
             auditor.recalibration = Recalibration(**recalibration) if recalibration else None
+            auditor.checked = Checked(**about["checked"]) if about["checked"] else None
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise DamagedError(f"not a whole auditor ({error!r})", where=path, advice="Fit it again.") from None
         return auditor

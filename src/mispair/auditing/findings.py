@@ -359,6 +359,7 @@ class Findings:
             **self._close_rate(),
             detections=detections(self.judge, self.scores, self.threshold, self.source.ids),
             decided=self.decided,
+            checked=self.auditor.checked,
             by=self.by,
             near_duplicates_left=len(self.near_duplicates[0].rows),
             near_duplicates_right=len(self.near_duplicates[1].rows),

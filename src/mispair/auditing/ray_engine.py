@@ -380,6 +380,7 @@ class _Run:
             **tally.metrics(judge, verdict.below),
             detections=detections(judge, scores, verdict.below, list),
             decided=settings.decided,
+            checked=auditor.checked,
             by=settings.by,
             **shared["counts"],
             suggested_right=int((verdict.new_rights.rows[:, 0] >= 0).sum()),

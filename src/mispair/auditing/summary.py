@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from mispair.auditing.match_scores import MatchScores, new_match_scores
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate, rate_bounds
 from mispair.auditing.scoring.exchanges import Trial, lowered
 from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.scoring.recalibration import LEAST
 from mispair.errors import ConflictError, DamagedError, InvalidValueError
 from mispair.functional.logistic import FloatArray, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD
@@ -43,6 +44,7 @@ BINS = 40  # of the histograms of the report
 SHOWN = 20  # unreadable rows in the report
 SMALLEST = 0.0001  # share that is written as more than 0
 BLIND = 0.1  # share of pairs that may be mismatched beyond the noise rate's interval before people are asked
+SURPRISING = 3.0  # standard deviations between the mismatched pairs that people find and those that are expected
 BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
 
 
@@ -117,6 +119,51 @@ class NoiseEstimate(_Frozen):
         return f"By {self.decisions:,} decisions on drawn pairs, {rate} are mismatched ({low} to {high})."
 
 
+class Checked(_Frozen):
+    """Pairs that people have checked, and what the audit thinks of them without the checks."""
+
+    pairs: int
+    mismatched: int
+    expected: float  # number of mismatched ones by the match scores
+    error: float  # standard deviation of this number
+    learned: bool  # whether the match scores of other pairs follow the checks
+
+    @classmethod
+    def of(cls, matched: FloatArray, match: npt.NDArray[np.floating], *, learned: bool) -> Checked | None:
+        """Of checks (n,), 1 matched and 0 mismatched, and match scores without them; None if there are none."""
+        if not len(matched):
+            return None
+        wrong, error = 1 - match.astype(np.float64), math.sqrt(float((match * (1.0 - match)).sum()))
+        mismatched = int(np.count_nonzero(matched == 0))
+        return cls(pairs=len(matched), mismatched=mismatched, expected=wrong.sum(), error=error, learned=learned)
+
+    @classmethod
+    def of_scores(cls, scores: MatchScores) -> Checked | None:
+        """Of the checks among all evidence."""
+        match = replace(scores, recalibration=None, checked={}).match()
+        rows = np.array([row for row in scores.checked if not np.isnan(match[row])], dtype=np.int64)
+        matched = np.array([scores.checked[row] for row in rows.tolist()])
+        return cls.of(matched, match[rows], learned=scores.recalibration is not None)
+
+    @property
+    def is_surprising(self) -> bool:
+        """Whether the audit by itself expects another number of mismatched pairs."""
+        return abs(self.mismatched - self.expected) > SURPRISING * max(self.error, 1.0)
+
+    @property
+    def sentence(self) -> str:
+        """Both numbers in words."""
+        then = (
+            "The match scores follow the checks."
+            if self.learned
+            else (f"Check at least {LEAST} pairs, so that the match scores learn from them.")
+        )
+        return (
+            f"People call {self.mismatched:,} of {self.pairs:,} checked pairs mismatched; the audit by itself expects "
+            f"{self.expected:,.0f}. {then}"
+        )
+
+
 class AuditSummary(_Frozen):
     """The metrics of an audit, as in `summary.json`.
 
@@ -133,6 +180,7 @@ class AuditSummary(_Frozen):
         close_rate_high: Upper end.
         detections: Which share of mismatches that are made on purpose would be found, by kind.
         decided: The noise rate by decisions of people; None without them.
+        checked: Pairs that people have checked; None without any.
         nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
             sides have nothing to do with each other.
         flag_below: The cut: match score below which pairs are flagged.
@@ -162,6 +210,7 @@ class AuditSummary(_Frozen):
     close_rate_high: float | None = None
     detections: list[Detection] = []
     decided: NoiseEstimate | None = None
+    checked: Checked | None = None
     nothing_in_common: bool = False
     flag_below: float = MATCH_THRESHOLD
     cuts: list[Cut] = []
@@ -200,9 +249,11 @@ class AuditSummary(_Frozen):
 
     @property
     def is_contradicted(self) -> bool:
-        """Whether the decisions of people give another noise rate."""
+        """Whether people find more or fewer mismatched pairs than the audit by itself."""
         decided = self.decided
-        return decided is not None and (decided.low > self.noise_rate_high or decided.high < self.noise_rate_low)
+        if decided is None:
+            return self.checked is not None and self.checked.is_surprising
+        return decided.low > self.noise_rate_high or decided.high < self.noise_rate_low
 
     @property
     def rate_sentence(self) -> str:
@@ -226,10 +277,12 @@ class AuditSummary(_Frozen):
             found.append(self.decided.sentence)
             if self.is_contradicted:
                 more = "more" if self.decided.rate > self.noise_rate else "less"
-                found.append(
-                    f"That is {more} than the audit sees by itself. Audit again with these decisions to use them."
-                )
-        elif self.may_be_blind:
+                used = self.checked is not None and self.checked.learned
+                then = "The match scores follow" if used else "Audit again to use"
+                found.append(f"That is {more} than the audit sees by itself. {then} these decisions.")
+        elif self.checked is not None and self.is_contradicted:
+            found.insert(0, self.checked.sentence)
+        if self.decided is None and (self.may_be_blind or self.is_contradicted):
             found.append("In a review, decide on about 100 drawn pairs to know the rate.")
         return found
 

@@ -308,7 +308,7 @@ def _headline(summary: AuditSummary) -> str:
     _, low, high = summary.rates
     if summary.nothing_in_common:
         return f"{NOTHING_IN_COMMON} ({low} to {high} of the pairs)."
-    return summary.decided.sentence if summary.decided else summary.rate_sentence
+    return summary.decided.sentence if summary.decided else summary.rate_sentences[0]
 
 
 def _nouns(page: Page) -> tuple[str, str]:

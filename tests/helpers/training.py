@@ -64,7 +64,7 @@ def trained(config: Config, pairs: Pairs, folder: Path, stop: Stop | None) -> St
                     trainer.stop(15)
                 yield plan
 
-        trainer.steps = stopping_steps  # type: ignore[method-assign, assignment]
+        trainer.steps = stopping_steps  # type: ignore[method-assign]
         with nullcontext() if stop is None else pytest.raises(StoppedError, match="and saved"):
             trainer.fit()
     return done

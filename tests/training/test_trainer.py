@@ -123,7 +123,7 @@ def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | No
                     raise RuntimeError("killed")
                 yield plan
 
-        trainer.steps = dying_steps  # type: ignore[method-assign, assignment]
+        trainer.steps = dying_steps  # type: ignore[method-assign]
         with pytest.raises(RuntimeError, match="killed"):
             trainer.fit()
 

@@ -360,6 +360,20 @@ def test_images_outside_their_folder_are_read_only_when_told_so(images: Path) ->
     assert columns["status"] == ["ok"] * 4
 
 
+@pytest.mark.parametrize("more", [[], ["--grid", "2"], ["--engine", "ray"]])
+def test_a_wrong_folder_is_refused_before_encoders_are_loaded(
+    images: Path, more: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("mispair.encoders.encode.Encoders.views", loaded)
+    monkeypatch.setattr("mispair.encoders.encoders.image_encoder", loaded)
+    (images / "t.csv").write_text("image,caption\n0.png,A dog.\n1.png,A cat.")
+    assert main(["encode", str(images / "t.csv"), "--out", str(images), *more]) == 2
+    assert str(images) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("bad", "code"), [(0, 0), (1, 3)])
 def test_command(
     images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, code: int

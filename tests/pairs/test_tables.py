@@ -44,6 +44,17 @@ def test_the_separator_is_found_in_the_header(tmp_path: Path, separator: str, en
     assert column(table, "TEXT") == [row[1] for row in rows[1:]]
 
 
+@pytest.mark.parametrize("quoted", [False, True])
+def test_a_cell_may_be_long(tmp_path: Path, quoted: bool) -> None:
+    csv.field_size_limit(1 << 17)  # as Python has it
+    rows = [["image", "caption"], ["a.jpg", "a cat " * 40_000], ["b.jpg", "a dog"]]
+    if quoted:
+        write_csv(tmp_path / "a.csv", rows)
+    else:
+        (tmp_path / "a.csv").write_text("".join(",".join(row) + "\n" for row in rows))
+    assert column(open_table(tmp_path / "a.csv"), "caption") == [row[1] for row in rows[1:]]
+
+
 def test_the_table_of_flickr30k_is_read(tmp_path: Path) -> None:
     path = tmp_path / "results.csv"
     path.write_text('image_name| comment_number| comment\n1.jpg| 0| Two men, one 5" tall .\n')

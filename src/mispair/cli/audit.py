@@ -270,9 +270,11 @@ class EncodeArguments:
 def encode(arguments: EncodeArguments) -> int:
     """Turn images and captions into embeddings, or into region features. Run it again to resume."""
     from mispair.encoders.cache import writable_cache
-    from mispair.encoders.encode import Encoders, encode_to_folder
+    from mispair.encoders.encode import EMBEDDINGS, Encoders, encode_to_folder
+    from mispair.encoders.regions import REGIONS
     from mispair.pairs.layouts.opening import open_raw
     from mispair.pairs.remote import url_of
+    from mispair.support.owned_folder import check_place
 
     grid, out, files, device = arguments.grid, arguments.out, arguments.files, arguments.device
     splits = arguments.dev, arguments.test, arguments.split
@@ -280,6 +282,8 @@ def encode(arguments: EncodeArguments) -> int:
         advice = "Give `grid=6`, or leave them out."
         raise ConflictError("`pca`, `dev`, `test` and `split` are for region features", advice=advice)
     _check_address(arguments.engine, arguments.address)
+    if url_of(out) is None:  # before the encoders are loaded
+        check_place(out, EMBEDDINGS if grid is None else REGIONS, overwrite=arguments.overwrite)
     if arguments.engine == "ray":
         return _said(arguments, _encode_by_ray(arguments))
     if url_of(out) is not None:

@@ -30,7 +30,7 @@ import pyarrow.parquet
 
 from mispair.errors import DamagedError, NotFoundError, ShapeError
 from mispair.support.arrays import IntArray
-from mispair.support.files import LARGEST_JSON, regular, unreadable
+from mispair.support.files import LARGEST_JSON, regular, take_long_cells, unreadable
 from mispair.support.formatting import listed
 
 Role = Literal["id", "caption", "image_path", "group", "status"]
@@ -415,6 +415,7 @@ def _records(path: Path, style: TextFormat) -> Iterator[list[str]]:
     """All rows with the header; empty lines are left out."""
     # Strict, else a forgotten quotation mark would take the rest of the file as one cell.
     bars = style.separator == "|"  # Flickr30K's table has spaces around them
+    take_long_cells()
     with path.open(encoding=style.encoding, newline="\n") as file:
         reader = csv.reader(file, delimiter=style.separator, quoting=style.quoting, skipinitialspace=bars, strict=True)
         try:

@@ -13,10 +13,8 @@ from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFo
 from mispair.pairs.result_tables import defused_text, original
 from mispair.reviewing.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
 from mispair.reviewing.pair_table import PairTable, read_audit
-from mispair.support.files import read_regular, unreadable, write_atomically
+from mispair.support.files import read_regular, take_long_cells, unreadable, write_atomically
 from mispair.support.formatting import listed
-
-LONGEST_CELL = 1 << 20
 
 
 def decisions_csv(decisions: Iterable[Decision]) -> bytes:
@@ -80,7 +78,7 @@ def read_decisions(
 
 
 def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
-    limit = csv.field_size_limit(LONGEST_CELL)  # of the whole process
+    take_long_cells()
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
         missing = {"id", "verdict"} - set(reader.fieldnames or ())
@@ -98,8 +96,6 @@ def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
             yield Decision(name, Verdict(verdict), replaced, partner, caption, who, accepted, mode=Mode.IMPORT)
     except csv.Error as error:
         raise DamagedError(f"this is not valid CSV ({error})", where=path, advice="Write it again") from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _from_json(path: Path, text: str, reviewer: str) -> Iterator[Decision]:

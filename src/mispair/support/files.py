@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import csv
 import errno
 import hashlib
 import json
@@ -23,6 +24,7 @@ _LOOKED_AT: set[str] = set()
 LARGEST = 1 << 28  # bytes of one file that is read as a whole
 LARGEST_JSON = 1 << 30  # of one with all captions, which takes several times as much memory
 LARGEST_TEXT = 1 << 31  # of one with a caption a line
+LARGEST_CELL = 1 << 24  # characters of a cell of a table
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -121,6 +123,14 @@ def read_json(path: str | Path) -> Json:
     except (OSError, ValueError, RecursionError):
         return None
     return found
+
+
+def take_long_cells() -> None:
+    """Let Python's reader of CSV take cells of more than 131,072 characters.
+
+    The limit is one of the process. It is never lowered again, as other threads may be reading.
+    """
+    csv.field_size_limit(max(LARGEST_CELL, csv.field_size_limit()))
 
 
 def sha256_of(path: str | Path) -> str:

@@ -110,7 +110,6 @@ class OwnedFolder:
         self._is_new = False
 
     def __enter__(self) -> Self:
-        check_name(self.path)
         self._check()
         with _writing(self.path):
             self._is_new = not self.path.exists()
@@ -165,10 +164,8 @@ class OwnedFolder:
 
     def _check(self) -> None:
         path, kind = self.path, self.kind
-        if path.exists() and not path.is_dir():
-            raise ExistsError("this is a file", where=path, expected="a folder")
+        check_place(path, kind, overwrite=self.overwrite)
         if not (path / kind.mark).exists():
-            self._check_unmarked()
             return
         mark = read_mark(path, kind)
         if self.overwrite or (mark is not None and mark.request == self.request):
@@ -180,19 +177,6 @@ class OwnedFolder:
         state = "holds" if mark.finished else "holds a part of"
         different = changes(mark.request, self.request)
         raise ChangedError(f"{state} {kind.what} with other settings ({different})", where=path, advice=how)
-
-    def _check_unmarked(self) -> None:
-        path, kind = self.path, self.kind
-        if not path.exists():
-            return
-        if not self.overwrite and any(entry.name[0] != "." for entry in path.iterdir()):
-            advice = "Give another `out`, or `overwrite` to write there nevertheless"
-            raise ExistsError(f"the folder is not empty and holds no {kind.mark}", where=path, advice=advice)
-        # Without a mark these files may belong to others.
-        names = sorted(str(file.relative_to(path)) for pattern in kind.files for file in path.glob(pattern))
-        if names:
-            what = f"holds {listed(names)}, but no {kind.mark}, so it is not known to be {kind.what}"
-            raise ExistsError(what, where=path, advice="Delete it, or give another `out`")
 
     def _write_mark(self, *, finished: bool) -> None:
         content: dict[str, Json] = {"request": dict(self.request), "finished": finished}
@@ -226,6 +210,25 @@ class OwnedFolder:
         if self._is_new:
             with contextlib.suppress(OSError):  # not empty
                 self.path.rmdir()
+
+
+def check_place(path: Path, kind: FolderKind, *, overwrite: bool) -> None:
+    """Raise if a path cannot be a folder of this kind, whatever the request: it is a file, or holds other files."""
+    check_name(path)
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ExistsError("this is a file", where=path, expected="a folder")
+    if (path / kind.mark).exists():
+        return
+    if not overwrite and any(entry.name[0] != "." for entry in path.iterdir()):
+        advice = "Give another `out`, or `overwrite` to write there nevertheless"
+        raise ExistsError(f"the folder is not empty and holds no {kind.mark}", where=path, advice=advice)
+    # Without a mark these files may belong to others.
+    names = sorted(str(file.relative_to(path)) for pattern in kind.files for file in path.glob(pattern))
+    if names:
+        what = f"holds {listed(names)}, but no {kind.mark}, so it is not known to be {kind.what}"
+        raise ExistsError(what, where=path, advice="Delete it, or give another `out`")
 
 
 def changes(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:

@@ -30,7 +30,7 @@ from mispair.pairs.source import Source
 from mispair.pairs.tfidf import word_vectors
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.arrays import IntArray
-from mispair.support.files import LARGEST_TEXT, at_most, read_regular, unreadable, write_atomically
+from mispair.support.files import LARGEST_TEXT, at_most, read_regular, take_long_cells, unreadable, write_atomically
 
 DevProtocol = Literal["full", "ncr"]
 USUAL_CAPTIONS_PER_IMAGE = 5
@@ -63,6 +63,7 @@ def read_captions(folder: Path, split: str) -> tuple[list[str], list[str]]:
     path = captions_path(folder, split)
     if path.suffix == ".txt":
         return _read_lines(path), []
+    take_long_cells()
     try:
         with at_most(path, LARGEST_TEXT).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.reader(file, delimiter="\t"))

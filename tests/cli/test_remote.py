@@ -27,7 +27,9 @@ def npy(array: npt.NDArray[np.float32]) -> bytes:
     return file.getvalue()
 
 
-def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_are_those_of_local_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("aiohttp")
     monkeypatch.setattr(remote, "RANGE", 2_000)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
@@ -42,6 +44,7 @@ def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest
         left.faults = ["", *FAULTS]
         urls = ["--left", left.url, "--right", right.url, "--cache", str(tmp_path / "cache")]
         assert main(["audit", *urls, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
+        assert f"Fetching {left.url}" in capsys.readouterr().err
     for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 

@@ -67,6 +67,18 @@ def test_what_never_comes_is_given_up_and_goes_on_later(server: Server, tmp_path
     assert server.served == [(600, 900), (900, 1000)]
 
 
+def test_a_failed_attempt_is_noted_once_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    pytest.importorskip("aiohttp")
+    monkeypatch.setattr(remote, "PAUSE", 0.0)
+    with refused(DataError, "http://127.0.0.1:9/a.npy", "Cannot connect to host 127.0.0.1:9"):
+        fetch("http://127.0.0.1:9/a.npy", tmp_path)
+    noted = [str(one.message) for one in recwarn if "127.0.0.1" in str(one.message)]
+    assert len(noted) == 1
+    assert "Cannot connect to host 127.0.0.1:9" in noted[0]
+
+
 def test_what_cannot_be_fetched_is_said_at_once(server: Server, tmp_path: Path) -> None:
     for answer, error in (("404", NotFoundError), ("403", DataError)):
         server.faults = [answer] * 2

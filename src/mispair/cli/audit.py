@@ -77,6 +77,8 @@ def audit(arguments: AuditArguments) -> int:
     _check_arguments(arguments)
     data = AuditInput(arguments.source, **vars(arguments.data))
     if arguments.engine == "local":  # the workers of Ray read what is at URLs themselves
+        for url in filter(None, map(url_of, data.places)):
+            say(f"Fetching {url.partition('?')[0]}", file=sys.stderr)
         data = data.fetched()
     if arguments.overwrite and url_of(out) is None:
         _check_overwritten(out, data)

@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -147,6 +148,7 @@ class Store:
         self.url = url.rstrip("/")
         self._is_http, self._is_local = url.startswith("http"), "://" not in url
         self._system, self._path = _file_system(self.url)
+        self._noted = False  # whether a failed attempt was noted: one is enough
 
     def files(self) -> dict[str, State]:
         """Return the states of all files by name."""
@@ -276,7 +278,10 @@ class Store:
                 reason = self._final(error, url)
                 if reason is not None:
                     raise reason from None
-                last = str(error) or type(error).__name__
+                last = _reason(error)
+                if not self._noted:
+                    self._noted = True
+                    warnings.warn(f"{url}: {last}; trying up to {ATTEMPTS - 1} more times", stacklevel=2)
         what = f"the store or server has failed {ATTEMPTS} times ({last})"
         raise DataError(what, where=url, advice="Run the same command again to resume.")
 
@@ -301,6 +306,12 @@ class Store:
             advice = "Give the credentials of the store, as by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
             return DataError(str(error), where=url, advice=advice)
         return None
+
+
+def _reason(error: Exception) -> str:
+    """What failed; fsspec's FileNotFoundError has only the URL, and the reason as its cause."""
+    cause = error.__cause__ or error
+    return str(cause) or type(cause).__name__
 
 
 def _file_system(url: str) -> tuple[Any, str]:

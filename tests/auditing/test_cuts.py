@@ -12,7 +12,7 @@ import mispair
 from made_pairs import made_pairs
 from mispair.auditing.report.page import make_page, render
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
-from mispair.auditing.summary import USUAL_CUTS, Cut, below_cuts, count_parts, cuts, parts, share_of, threshold
+from mispair.auditing.summary import USUAL_CUTS, CutSummary, below_cuts, count_parts, cuts, parts, share_of, threshold
 from mispair.errors import ConflictError, InvalidValueError
 from refusals import refused
 
@@ -40,7 +40,9 @@ def test_a_cut_that_is_none_is_refused() -> None:
         mispair.audit(made.left, made.right, flag_below=0.2, keep_best=0.8)
 
 
-def cuts_of(match: np.ndarray, rate: tuple[float, float, float], values: Sequence[float] = USUAL_CUTS) -> list[Cut]:
+def cuts_of(
+    match: np.ndarray, rate: tuple[float, float, float], values: Sequence[float] = USUAL_CUTS
+) -> list[CutSummary]:
     """By two parts of the pairs."""
     parts = (match[: len(match) // 3], match[len(match) // 3 :])
     first, second = (below_cuts(part, rate, len(match), values) for part in parts)

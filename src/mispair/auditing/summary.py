@@ -59,7 +59,7 @@ class MeasureSummary(_Frozen):
     separation: float  # AUROC of the observed pairs against shuffled ones
 
 
-class Cut(_Frozen):
+class CutSummary(_Frozen):
     """Pairs with a match score below a value."""
 
     flag_below: float  # the value
@@ -213,7 +213,7 @@ class AuditSummary(_Frozen):
     checked: Checked | None = None
     nothing_in_common: bool = False
     flag_below: float = MATCH_THRESHOLD
-    cuts: list[Cut] = []
+    cuts: list[CutSummary] = []
     by: str | None = None
     parts: list[Part] = []
     unreadable: dict[str, int]
@@ -282,9 +282,13 @@ class AuditSummary(_Frozen):
                 found.append(f"That is {more} than the audit sees by itself. {then} these decisions.")
         elif self.checked is not None and self.is_contradicted:
             found.insert(0, self.checked.sentence)
-        if self.decided is None and (self.may_be_blind or self.is_contradicted):
-            found.append("In a review, decide on about 100 drawn pairs to know the rate.")
         return found
+
+    @property
+    def advice(self) -> list[str]:
+        """What to do about a noise rate that the audit does not know."""
+        unknown = self.decided is None and (self.may_be_blind or self.is_contradicted)
+        return ["In a review, decide on about 100 drawn pairs to know the rate."] if unknown else []
 
     @property
     def too_many_unreadable(self) -> bool:
@@ -365,7 +369,7 @@ def below_cuts(
     return np.array([[len(wrong), wrong.sum(), *_at_ends(wrong, rate, pairs)] for wrong in below])
 
 
-def cuts(values: Sequence[float], below: FloatArray) -> list[Cut]:
+def cuts(values: Sequence[float], below: FloatArray) -> list[CutSummary]:
     """Flagged pairs of each cut, by `below_cuts`.
 
     The share of mismatched pairs among the flagged ones is their mean probability. If the noise rate is an end of its
@@ -376,7 +380,9 @@ def cuts(values: Sequence[float], below: FloatArray) -> list[Cut]:
     for value, (count, *wrong) in zip(values, below.tolist(), strict=True):
         middle, low, high = _interval(int(count), *wrong) if count else (0.0, 0.0, 0.0)
         found.append(
-            Cut(flag_below=value, flagged=int(count), mismatched=middle, mismatched_low=low, mismatched_high=high)
+            CutSummary(
+                flag_below=value, flagged=int(count), mismatched=middle, mismatched_low=low, mismatched_high=high
+            )
         )
     return found
 

@@ -26,7 +26,7 @@ from mispair.auditing.blocks import find_blocks
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_store import encoded_folder
-from mispair.auditing.ray_cluster import connect
+from mispair.auditing.ray_cluster import connect, task
 from mispair.auditing.ray_encoding import Encoding, encode_blocks
 from mispair.pairs import remote
 from ray_stand_in import StandIn
@@ -90,6 +90,23 @@ def two_machines() -> Iterator[list[int]]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+def _threads() -> str:
+    time.sleep(1)  # so that all wait for one another
+    return f"{os.getpid()} {os.environ['OMP_NUM_THREADS']}"
+
+
+def test_four_processes_share_a_gpu_and_the_cores_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")  # else all have as many as these tests
+    ray.init(num_cpus=16, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        remote = task(ray, _threads, gpu=True).remote
+        found = set(ray.get([remote() for _ in range(12)]))
+    finally:
+        ray.shutdown()
+    assert len(found) == 4
+    assert {line.split()[1] for line in found} == {"4"}
 
 
 def test_two_machines_of_which_a_worker_is_killed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mispair.errors import InvalidValueError, MispairError
 from mispair.support.extras import missing_package
 
 MOST = 1000  # blocks that are given to workers at a time
+A_GPU = 4  # processes on one GPU: it encodes thousands of photos a second, and one process decodes hundreds
 
 
 @contextmanager
@@ -55,7 +56,14 @@ def connect(address: str | None = None) -> Iterator[Any]:
 def task(ray: Any, function: Callable[..., Any], *, gpu: bool = False) -> Any:
     """Return a task: `remote` calls the function in a process of the cluster, and returns a reference to its result."""
     # A process stays, with its encoders, also where it has a GPU; lost calls are repeated.
-    return ray.remote(num_gpus=int(gpu), max_calls=0, max_retries=-1)(function)
+    return ray.remote(**_part_of_gpu(ray) if gpu else {}, max_calls=0, max_retries=-1)(function)
+
+
+def _part_of_gpu(ray: Any) -> dict[str, float]:
+    """A share of a GPU, and of the cores beside it, in Ray's words."""
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    cores = min(node.get("CPU", 1) / node["GPU"] for node in machines)
+    return {"num_gpus": 1 / A_GPU, "num_cpus": max(1, int(cores / A_GPU))}
 
 
 def result(ray: Any, reference: Any) -> Any:

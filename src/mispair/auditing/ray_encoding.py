@@ -41,7 +41,7 @@ class Encoding:
 def encode_blocks(ray: Any, job: Encoding, workers: int | None = None, console: Console | None = None) -> Outcome:
     """Encode images and captions block by block with Ray; blocks with a shard are not encoded again.
 
-    By default there are as many `workers` as cores, or as GPUs.
+    By default there are as many `workers` as cores, or four for each GPU.
     """
     done = Store(job.place).files()
     gpu = job.encoders.device != "cpu" and ray.cluster_resources().get("GPU", 0) > 0

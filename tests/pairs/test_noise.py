@@ -23,7 +23,6 @@ from mispair.pairs.noise import (  # fmt: skip
     noise_index,
     save_noise,
 )
-from mispair.pairs.npy import TruncatedError
 from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.arrays import FloatArray, IntArray
@@ -162,7 +161,7 @@ def test_truncated_and_pickled_indices_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "noise.npy"
     save_noise(path, np.arange(100) // 5)
     path.write_bytes(path.read_bytes()[:-8])
-    with refused(TruncatedError, path):
+    with refused(DamagedError, path):
         load_noise(path, np.arange(100) // 5, 20)
     np.save(path, np.array([{}], dtype=object), allow_pickle=True)
     with refused(DamagedError, path):

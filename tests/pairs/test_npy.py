@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from mispair.errors import ChangedError, DamagedError, NotFoundError, ShapeError
 from mispair.pairs import npy
 from mispair.pairs.noise import load_noise
-from mispair.pairs.npy import TruncatedError, absolute_maximum, check_finite, open_array
+from mispair.pairs.npy import absolute_maximum, check_finite, open_array
 from mispair.support.files import replacing
 from mispair.support.memory import peak_memory
 from refusals import refused
@@ -109,7 +109,7 @@ def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, lost: int) 
     np.save(tmp_path / "a.npy", np.ones((5, 2)))
     whole = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(whole[:-lost])
-    with refused(TruncatedError, tmp_path / "a.npy", f"{len(whole)}"):
+    with refused(DamagedError, tmp_path / "a.npy", f"{len(whole)}"):
         open_array(tmp_path / "a.npy")
 
 

@@ -130,12 +130,8 @@ def read_start(path: Path, most: int = LONGEST_HEADER) -> tuple[Header, bytes]:
     header = parse_header(io.BytesIO(start), path)
     expected = header.offset + header.nbytes
     if size < expected:
-        raise TruncatedError(f"truncated to {size:,} bytes", where=path, expected=f"{expected:,} bytes", advice=_AGAIN)
+        raise DamagedError(f"truncated to {size:,} bytes", where=path, expected=f"{expected:,} bytes", advice=_AGAIN)
     return header, start
-
-
-class TruncatedError(DamagedError):
-    """A file is shorter than its own header says."""
 
 
 def parse_header(file: IO[bytes], name: str | Path) -> Header:

@@ -128,7 +128,7 @@ def tables_of(results: Mapping[str, Sequence[Any]], seeds: int = 2) -> list[Repo
 
 def test_a_row_is_the_mean_over_the_seeds() -> None:
     table, *_ = tables_of(SOME)
-    assert (table.name, table.title) == ("noise-noise-40", "Under noise")
+    assert table.title == "Under noise"
     assert column(table, "method") == ["VSE-inf", "NCR", "REPAIR"]
     assert column(table, "networks") == ["1", "2", "2"]
     assert column(table, "seeds") == ["2", "2", "2"]
@@ -183,10 +183,12 @@ def test_one_network_is_not_compared_with_averaged_ones() -> None:
 def test_tables_for_every_noise_ratio() -> None:
     part = replace(PART, noise_ratio=(0.2, 0.125), paper={"REPAIR": (504.4, float("nan"))})
     tables = part_tables(Results(SUITE, 1, {}), part)
-    assert [table.name for table in tables] == [
-        "noise-noise-20", "noise-noise-20-paired", "noise-noise-12.5", "noise-noise-12.5-paired"
-    ]  # fmt: skip
-    assert tables[0].title == "Under noise, 20\xa0% noise"
+    ratios = ("20", "12.5")
+    assert [table.title for table in tables] == [
+        f"Under noise, {ratio}\xa0% noise{end}"
+        for ratio in ratios
+        for end in ("", ": REPAIR minus the others, seed by seed")
+    ]
     assert column(tables[0], "paper") == ["-", "-", "504.4"]
     assert column(tables[2], "paper") == ["-", "-", "-"]
 
@@ -221,7 +223,7 @@ def test_paired_differences_are_of_seeds_that_both_have(
 
 def test_averaged_is_never_compared_with_a_single_network() -> None:
     _, table, *_ = tables_of(SOME)
-    assert table.name == "noise-noise-40-paired"
+    assert table.title == "Under noise: REPAIR minus the others, seed by seed"
     assert column(table, "REPAIR minus") == ["VSE-inf", "NCR"]
     assert table.rows[0][1:5] == ["-"] * 4
     assert table.rows[0][5:] == ["2", "+190.5", "± 14.8", "2"]
@@ -404,7 +406,7 @@ def test_cost_without_validation_is_unknown() -> None:
 
 
 def small(text: str) -> ReportTable:
-    return ReportTable("a b", text, ["method", text], [[text, "1.0"], ["-2.5", "± 0.1"]], [text], frozenset({(0, 1)}))
+    return ReportTable(text, ["method", text], [[text, "1.0"], ["-2.5", "± 0.1"]], [text], frozenset({(0, 1)}))
 
 
 def test_markdown() -> None:

@@ -39,7 +39,6 @@ READING = [
 class ReportTable:
     """A table as texts."""
 
-    name: str
     title: str
     heads: list[str]
     rows: list[list[str]]
@@ -84,7 +83,7 @@ def _with_best(level: NoiseLevel, heads: list[str], rows: list[list[str]]) -> Re
     """
     compared = {"rSum": level.compared, **({"single": level.ranked} if level.is_mixed else {})}
     bold = frozenset(place for head, of in compared.items() for place in _best(level, heads.index(head), of, rows))
-    return ReportTable(level.name, level.title, heads, rows, _missing_notes(level), bold)
+    return ReportTable(level.title, heads, rows, _missing_notes(level), bold)
 
 
 def _best(
@@ -119,7 +118,7 @@ def _paired_table(level: NoiseLevel) -> ReportTable:
         if row is not reference
     ]
     title = f"{level.title}: {reference.label} minus the others, seed by seed"
-    return ReportTable(f"{level.name}-paired", title, [f"{reference.label} minus", *heads], rows, _missing_notes(level))
+    return ReportTable(title, [f"{reference.label} minus", *heads], rows, _missing_notes(level))
 
 
 def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
@@ -137,7 +136,7 @@ def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
 
 def _cost_table(level: NoiseLevel) -> ReportTable:
     rows = [[row.label, *_cost_texts(row)] for row in level.rows]
-    return ReportTable(level.name, level.title, ["method", *COST_HEADS], rows, _missing_notes(level))
+    return ReportTable(level.title, ["method", *COST_HEADS], rows, _missing_notes(level))
 
 
 def _cost_texts(row: ResultRow) -> list[str]:
@@ -185,7 +184,7 @@ def provenance_table(records: Iterable[Record]) -> ReportTable:
         "measured: mismatched training pairs. noise: drawn by the seed, or an index file by its SHA-256. results.csv"
         " has this for each training, and the hash of its settings."
     ]
-    return ReportTable("provenance", "Provenance", heads, rows, notes)
+    return ReportTable("Provenance", heads, rows, notes)
 
 
 def _range(ratios: Sequence[float]) -> str:

@@ -187,20 +187,15 @@ def _blocks_repeat(features: npt.NDArray[Any], times: int) -> bool:
     return all(bool((features[b * times : (b + 1) * times] == features[b * times]).all()) for b in blocks)
 
 
-def vocabulary_places(folder: Path) -> list[Path]:
-    """The files in which a vocabulary is looked for: in the folder, then beside it."""
-    folder = folder.resolve()
-    name, beside = f"{folder.name}_vocab.json", folder.parent
-    return [folder / "vocab.json", folder / name, beside / "vocab" / name, beside / name]
-
-
 def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = None) -> tuple[Vocabulary, str]:
     """The vocabulary to use and where it comes from: given, found beside the data, or built from train and dev."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary, "given"
     if vocabulary is not None:
         return Vocabulary.load(vocabulary), str(vocabulary)
-    places = vocabulary_places(folder)
+    place = folder.resolve()
+    name, beside = f"{place.name}_vocab.json", place.parent
+    places = [place / "vocab.json", place / name, beside / "vocab" / name, beside / name]
     for path in places:
         if path.exists():
             return Vocabulary.load(path), str(path)

@@ -40,7 +40,8 @@ _PATIENCE = 1  # true cosines a row and table: dense clouds of rows would take t
 _PART = 1 << 20  # rows at a time
 _SKETCHED, _SKETCHED_ON_GPU = 1 << 12, 1 << 15  # rows sketched at a time
 _GATHERED = 1 << 12  # rows or pairs of rows with vectors in memory
-_PLACE = 39  # bits for a row's place beside three bytes of its code in one number
+_KEY = 8 * SHARED  # bits of a table's key
+_PLACE = 33  # bits for a row's place beside its key and the number of its table in one number
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def sketch(vectors: Tensor, mean: Tensor, number: int = 0) -> Codes:
     size = 2.0 ** (23 - math.ceil(math.log2(torch.linalg.vector_norm(planes, dim=0).max())))
     codes = []
     for part in torch.split(vectors, _SKETCHED_ON_GPU if vectors.is_cuda else _SKETCHED):
-        centred = part - mean
+        centred = (part - mean).contiguous()  # lengths depend on the order of adding
         lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
         whole = (centred * (size / torch.where(lengths == 0, 1, lengths))).round_()
         signs = (whole.to(exact) @ planes > 0).cpu().numpy()
@@ -154,9 +155,13 @@ def find_near_duplicates(
     entries = torch.from_numpy(everything[~long | (search.sets.find(everything) == everything)]).to(device)
     del run, long, everything, ordered
     there = there[entries]
-    for chosen in combinations(range(BYTES), SHARED):
-        sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
-        search.join_neighbours(*_sorted_by_bytes(entries, there, chosen), len(entries), sooner)
+    tables = list(combinations(range(BYTES), SHARED))
+    # Of few rows, the tables are made together: each step takes longer than its work.
+    together = max(1, min(_PART, _COMPARED[device.type]) // max(1, len(entries)))
+    for start in range(0, len(tables), together):
+        some = tables[start : start + together]
+        sooner = torch.tensor([_sooner(chosen) for chosen in some], device=device)
+        search.join_neighbours(*_sorted_by_bytes(entries, there, some), len(entries), sooner)
     return groups_of(search.sets, rows)
 
 
@@ -214,34 +219,50 @@ class _Search:
         differ = math.acos(threshold) / math.pi
         self._most_bits = math.floor(BITS * differ + _SLACK * math.sqrt(BITS * differ * (1 - differ)))
 
-    def join_neighbours(self, key: Tensor, places: Tensor, entries: int, sooner: Sequence[int] = ()) -> None:
+    def join_neighbours(self, key: Tensor, places: Tensor, entries: int, sooner: Tensor | None = None) -> None:
         """Join near-duplicates among near places with one key.
 
         Args:
-            key: Bucket of each entry of the table, ascending.
+            key: Bucket of each entry of the tables, ascending, with the number of the table above 24 bits.
             places: The entries, with or without those alone in their bucket.
-            entries: Number of all entries.
-            sooner: Skip pairs with one of these bytes equal: an earlier table has compared them.
+            entries: Number of all entries of a table.
+            sooner: Of each table, `_sooner`: pairs with one of these bytes equal are skipped.
         """
         nobody = key.new_full((_WINDOW,), -1)  # so that every entry has neighbours
         key, codes = torch.cat([key, nobody]), torch.cat([self._codes.index_select(0, places), nobody.to(self._codes)])
         for start in range(0, len(places), _PART):
             at = torch.arange(start, min(start + _PART, len(places)), device=places.device)
+            if sooner is not None and len(sooner) > 1:
+                found = np.concatenate([*self._neighbours(key, codes, places, at, sooner)], axis=1)
+                for table in np.unique(found[3]):
+                    own = found[:, found[3] == table]
+                    self._join_new(own[:2], own[2], _PATIENCE * entries)
+                continue
             patience = _PATIENCE * len(at) * entries // len(places)
-            behind = 1  # places
-            while behind <= _WINDOW and len(at) and patience >= 0:
-                until = min(behind + max(1, _COMPARED[at.device.type] // len(at)), _WINDOW + 1)
-                shifts = torch.arange(behind, until, device=places.device)[:, None]
-                behind = until
-                one, other = at.expand(len(shifts), -1).reshape(-1), (at + shifts).view(-1)
-                same = key.index_select(0, one) == key.index_select(0, other)
-                together = torch.nonzero(same)[:, 0]
-                one, other = one.index_select(0, together), other.index_select(0, together)
-                at = at[same[-len(at) :]]  # the key ascends: what is apart stays apart
-                few = self._alike(codes.index_select(0, one) ^ codes.index_select(0, other), sooner)
-                one, other = one[few], other[few]
-                found = torch.stack([places[one], places[other], other - one]).cpu().numpy()
+            for found in self._neighbours(key, codes, places, at, sooner):
                 patience -= self._join_new(found[:2], found[2], patience)
+                if patience < 0:
+                    break
+
+    def _neighbours(
+        self, key: Tensor, codes: Tensor, places: Tensor, at: Tensor, sooner: Tensor | None
+    ) -> Iterator[IntArray]:
+        """Yield the near places (4, n) with one key and similar codes: two places, their distance and their table."""
+        behind = 1  # places
+        while behind <= _WINDOW and len(at):
+            until = min(behind + max(1, _COMPARED[at.device.type] // len(at)), _WINDOW + 1)
+            shifts = torch.arange(behind, until, device=places.device)[:, None]
+            behind = until
+            one, other = at.expand(len(shifts), -1).reshape(-1), (at + shifts).view(-1)
+            same = key.index_select(0, one) == key.index_select(0, other)
+            together = torch.nonzero(same)[:, 0]
+            one, other = one.index_select(0, together), other.index_select(0, together)
+            at = at[same[-len(at) :]]  # the key ascends: what is apart stays apart
+            table = key.index_select(0, one) >> _KEY
+            skipped = None if sooner is None else sooner[table]
+            few = self._alike(codes.index_select(0, one) ^ codes.index_select(0, other), skipped)
+            one, other = one[few], other[few]
+            yield torch.stack([places[one], places[other], other - one, table[few]]).cpu().numpy()
 
     def _join_new(self, places: IntArray, shift: IntArray, patience: int) -> int:
         """Join near-duplicates among pairs of places (2, n) by their `shift` (n,) until patience runs out.
@@ -260,14 +281,15 @@ class _Search:
             self.sets.join(one[close], other[close])
         return looked_at
 
-    def _alike(self, differ: Tensor, sooner: Sequence[int]) -> Tensor:
+    def _alike(self, differ: Tensor, sooner: Tensor | None) -> Tensor:
         """Find pairs of codes with few different bits (n,) and with differences in each of some bytes."""
         few = torch.nonzero(_count_bits(differ) <= self._most_bits)[:, 0]
+        if sooner is None:
+            return few
         differ = differ.index_select(0, few)
-        for byte in sooner:
-            apart = (differ >> 8 * byte) & 0xFF != 0
-            few, differ = few[apart], differ[apart]
-        return few
+        low = 0x7F7F7F7F7F7F7F7F
+        equal = ~(((differ & low) + low) | differ | low)  # the highest bit of each equal byte
+        return few[equal & sooner.index_select(0, few) == 0]
 
     def _are_near_duplicates(self, one: IntArray, other: IntArray) -> Mask:
         """Compare the true vectors, pair by pair."""
@@ -336,13 +358,25 @@ def fingerprints(vectors: FloatArray) -> Codes:
     return np.asarray((bits * weights).sum(axis=1, dtype=np.uint64))
 
 
-def _sorted_by_bytes(entries: Tensor, codes: Tensor, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return key and place of all entries with a shared key, sorted by both; the key is some bytes of the code."""
-    table = entries.to(torch.int64, copy=True)
-    for start in range(0, len(table), _PART):
-        here = slice(start, start + _PART)
-        for number, byte in enumerate(chosen):
-            table[here] |= ((codes[here] >> 8 * byte) & 0xFF) << (_PLACE + 8 * number)
+def _sooner(chosen: Sequence[int]) -> int:
+    """Return the highest bits of the bytes by which earlier tables have compared pairs that agree in `chosen`, too."""
+    return sum(0x80 << 8 * byte for byte in range(chosen[-1]) if byte not in chosen)
+
+
+def _sorted_by_bytes(entries: Tensor, codes: Tensor, tables: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Return key and place of all entries with a shared key, sorted by both, of several tables one after another.
+
+    The key is the number of the table and some bytes of the code.
+    """
+    several = torch.empty(len(tables), len(entries), dtype=torch.int64, device=entries.device)
+    for number, chosen in enumerate(tables):
+        for start in range(0, len(entries), _PART):
+            here = slice(start, start + _PART)
+            own = several[number, here]
+            own.copy_(entries[here]).bitwise_or_(number << (_PLACE + _KEY))
+            for place, byte in enumerate(chosen):
+                own |= ((codes[here] >> 8 * byte) & 0xFF) << (_PLACE + 8 * place)
+    table = several.view(-1)
     # One number an entry sorts several times faster than an argsort, and on a CPU numpy faster than torch.
     if table.is_cuda:
         table = table.sort().values

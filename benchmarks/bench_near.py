@@ -69,7 +69,7 @@ def main(
     """Print a table of audits.
 
     Args:
-        folder: Embeddings.
+        folder: Embeddings or features.
         kinds: left, right, both (alike by these items), random.
         noise_ratio: Shares of mismatched pairs.
         seeds: Audits of each kind.
@@ -79,7 +79,8 @@ def main(
     check_ratios(noise_ratio)
     at_least(1, seeds=seeds, pairs=pairs)
     source = open_source(folder)
-    left, right = (np.asarray(side) for side in source.gather(np.arange(len(source))[:pairs]))
+    _, first = np.unique(source.first_rows, return_index=True)  # one pair a left item
+    left, right = (np.asarray(side) for side in source.gather(np.sort(first)[:pairs]))
     print(
         "| exchanged | mismatched | seed | match score | best measure | noise rate | close rate | flagged | claimed | "
         "at most |"

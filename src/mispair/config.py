@@ -22,6 +22,7 @@ from pydantic import AfterValidator, Field
 
 from mispair.errors import ConfigError, ConflictError, UnknownNameError
 from mispair.support.files import read_regular
+from mispair.support.flags import OrNone
 from mispair.support.validation import refusal
 
 BEST = "best.safetensors"  # the model of a run folder
@@ -83,19 +84,19 @@ class RunSettings:
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto: bf16 on CUDA, float32 elsewhere. Scores, losses and the last layer are float32 in any case."""
-    vocab: Name | None = None
+    vocab: OrNone[Name] = None
     """Vocabulary file (SCAN JSON). Without it the one beside the data is used, or one is built."""
     dev_protocol: Literal["full", "ncr"] = "full"
     """full: validate on up to 1,000 images; ncr: on the 200 images that NCR, BiCro and MSCN really use."""
-    captions_per_image: Count | None = None
+    captions_per_image: OrNone[Count] = None
     """Captions an image in the files; found out by itself when not given."""
     noise_ratio: Fraction = 0.0
     """Share of the training pairs to mismatch on purpose."""
     noise_kind: NoiseKind = "caption"
     """caption: each on its own (NCR); image: all of an image (DECL); near: between like images; group: whole groups."""
-    noise_file: Name | None = None
+    noise_file: OrNone[Name] = None
     """Noise index to use; written there first if the file does not exist."""
-    noise_seed: Seed | None = None
+    noise_seed: OrNone[Seed] = None
     """Seed of the injected noise; the run's seed when not given."""
     embed_size: Width = 1024
     """Width of the common space."""
@@ -127,7 +128,7 @@ class RunSettings:
     """Steps of the main epochs over which n shrinks, halving at a constant pace."""
     mask_false_negatives: bool = True
     """Leave out negatives that share the image of the pair (another caption of the same image)."""
-    networks: Literal[1, 2, 3] | None = None
+    networks: OrNone[Literal[1, 2, 3]] = None
     """How many networks to train and average; the method's own number when not given. Mend: how many to keep."""
     audit: bool = False
     """Audit the pairs first: networks warm up on pairs that are not flagged. Mend always does."""

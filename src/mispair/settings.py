@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from mispair.config import WIDEST, BelowOne, Count, Fraction, Name, Natural, NotNegative, Positive, Width, validated
+from mispair.support.flags import OrNone
 
 
 @validated
@@ -50,7 +51,7 @@ class ScanSettings:
 class MendSettings:
     """Mend."""
 
-    second_model: Name | None = None
+    second_model: OrNone[Name] = None
     """Model of the second teacher; by default vse, and two-tower beside two-tower."""
     student_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
     """Share of the epochs, after those of the teachers, that train the student."""

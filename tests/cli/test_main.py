@@ -64,6 +64,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert f"mispair {command}" in printed
+    assert "{None}" not in printed
     assert command == "train" or "None" not in printed
 
 

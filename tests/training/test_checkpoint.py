@@ -185,7 +185,7 @@ def test_pickled_code_does_not_run(tmp_path: Path) -> None:
     assert not target.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", pickle.dumps([1])])
+@pytest.mark.parametrize("content", [b"", b"no archive", b"junk", pickle.dumps([1])])
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> None:
     write(tmp_path, content)
     with refused(DamagedError, where=find(tmp_path)[0]):
@@ -201,7 +201,15 @@ def test_a_checkpoint_of_another_version_is_refused_with_a_sentence(tmp_path: Pa
 
 @pytest.mark.parametrize(
     "change",
-    [{"cursor": [1]}, {"best": {"rsum": 1, "age": 3}}, {"epoch_pairs": [(1, 2, 3)]}, {"report": "[1"}, {"health": [7]}],
+    [
+        {"cursor": [1]},
+        {"cursor": {"epoch": "x"}},
+        {"cursor": {"positions": ["a"]}},
+        {"best": {"rsum": 1, "age": 3}},
+        {"epoch_pairs": [(1, 2, 3)]},
+        {"report": "[1"},
+        {"health": [7]},
+    ],
 )
 def test_a_checkpoint_with_other_content_than_ours_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
     write(tmp_path, saved_bytes({**state(3)._packed(), **change}))

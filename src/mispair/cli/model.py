@@ -40,7 +40,7 @@ class TrainArguments:
     source: Positional[OrNone[Path]] = None
     """Images and captions, or whatever else `mispair audit` reads: encoded, audited, and trained with mend.
     Or the folder of an audit: its pairs with the decisions of a review."""
-    recipe: str | None = None
+    recipe: OrNone[str] = None
     """TOML file with settings, or the name of one that comes with mispair; flags win over it."""
     json: bool = False
     """Print the result as JSON."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import pickle
 import re
 import warnings
 from dataclasses import asdict, dataclass, field, fields
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from mispair.errors import DamagedError
@@ -104,9 +104,9 @@ class Checkpoint:
         report = state["report"]
         return cls(**{
             **{field.name: state[field.name] for field in fields(cls)},
-            "cursor": Cursor(**state["cursor"]),
-            "best": Best(**state["best"]),
-            "health": [Health(**health) for health in state["health"]],
+            "cursor": TypeAdapter(Cursor).validate_python(state["cursor"]),
+            "best": TypeAdapter(Best).validate_python(state["best"]),
+            "health": TypeAdapter(list[Health]).validate_python(state["health"]),
             "epoch_pairs": [EpochPairs(a.numpy(), b.numpy(), order) for a, b, order in state["epoch_pairs"]],
             "report": None if report is None else MethodReport.model_validate_json(report),
         })  # fmt: skip
@@ -159,7 +159,7 @@ def resume(folder: Path) -> Checkpoint | None:
 def _load(path: Path, content: bytes) -> Checkpoint:
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except Exception as error:  # torch raises nearly anything for other content
         if is_out_of_memory(error):
             raise
         raise DamagedError(

@@ -15,7 +15,7 @@ from mispair.auditing.summary import detections
 def test_of_random_mismatches_about_as_many_are_found_as_it_says() -> None:
     pairs = made_pairs(1500, 0.3, seed=2)
     found = mispair.audit(pairs.left, pairs.right)
-    claimed = {one.words: one for one in found.summary.detections}
+    claimed = {one.words(): one for one in found.summary.detections}
     assert list(claimed)[:3] == ["at random", "between similar left items", "between the most similar left items"]
     random = claimed["at random"]
     assert random.found == pytest.approx(found.is_mismatch[pairs.mismatched].mean(), abs=0.05)
@@ -52,7 +52,7 @@ def test_large_sets_are_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> N
     pairs = made_pairs(700, 0.2)
     monkeypatch.setattr(exchanges, "MOST", 100)
     found = mispair.audit(pairs.left, pairs.right)
-    assert [one.words for one in found.summary.detections] == ["at random", "between similar items"]
+    assert [one.words() for one in found.summary.detections] == ["at random", "between similar items"]
     monkeypatch.setattr(summary, "FEW", len(found.judge.similar) + 1)
     few = detections(found.judge, found.scores, 0.5, found.source.ids)
     assert [one.kind for one in few] == ["random"]

@@ -30,7 +30,7 @@ def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert written.getvalue().splitlines() == [
         "encoding: 500 of 2,000, 50 a second, 30 s left",
         "encoding: done in 10 s",
-        "learning for 20 s",
+        "learning: 20 s so far",
         "learning: done in 20 s",
         "measuring: 1,000 of 2,000, 50 a second, 20 s left",
         "measuring: done in 10 s",
@@ -96,5 +96,5 @@ def test_the_innermost_heartbeat_with_a_line_speaks(monkeypatch: pytest.MonkeyPa
         with heartbeat(Console(file=io.StringIO(), force_terminal=False), beat):
             while len(beats) < 5:
                 time.sleep(0.01)
-    assert outer.getvalue().startswith("mispair train for ")
+    assert outer.getvalue().startswith("mispair train: ")
     assert len(set(beats[2:])) == 1

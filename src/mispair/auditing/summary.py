@@ -92,11 +92,10 @@ class Detection(_Frozen):
     at_most: float
     example: list[str] = []  # ids of two pairs with an exchange of median difficulty; empty for random exchanges
 
-    @property
-    def words(self) -> str:
-        """The kind, as in "exchanged ..."."""
+    def words(self, left: str = "left item", right: str = "right item") -> str:
+        """The kind, as in "exchanged ...", with these names of an item of either side."""
         alike = "the most similar" if self.kind == "most_similar" else "similar"
-        items = {"both": "left and right items", "either": "items"}.get(self.by, f"{self.by} items")
+        items = {"left": f"{left}s", "right": f"{right}s", "both": f"{left}s and {right}s"}.get(self.by, "items")
         return f"between {alike} {items}" if self.by else "at random"
 
 

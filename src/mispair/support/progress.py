@@ -60,7 +60,7 @@ def at_work(console: Console, what: str, first: float | None = None) -> Iterator
     since = time.monotonic()
 
     def line() -> bool:
-        console.print(f"{what} for {duration(time.monotonic() - since)}", highlight=False)
+        console.print(f"{what}: {duration(time.monotonic() - since)} so far", highlight=False)
         return True
 
     with heartbeat(console, line, first):
@@ -152,7 +152,7 @@ class RowProgress:
         if not self._stage:
             return False
         done, total = task.completed, task.total or 0.0
-        words = f" for {duration(elapsed)}"
+        words = f": {duration(elapsed)} so far"
         if (rate := (done - self._start) / max(elapsed, 1e-9)) > 0:
             left = duration(max(0.0, total - done) / rate)
             words = f": {done:,.0f} of {total:,.0f}, {_rounded(rate)} a second, {left} left"

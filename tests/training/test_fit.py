@@ -196,4 +196,4 @@ def test_a_vocabulary_that_knows_hardly_a_word_is_noted(words: tuple[str, ...], 
     load_splits(Config(data=str(folder), vocab=str(tmp_path / "words.json"), device="cpu"), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert ("tiny train: 100% of the words are not in the vocabulary" in text) == noted
-    assert ("--vocab" in text) == noted
+    assert ("`vocab`" in text) == noted

@@ -12,7 +12,7 @@ import re
 import warnings
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter
@@ -27,6 +27,7 @@ from mispair.training.monitor import Health
 
 FORMAT = 5
 KEPT = 2
+T = TypeVar("T")
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
 
@@ -104,9 +105,9 @@ class Checkpoint:
         report = state["report"]
         return cls(**{
             **{field.name: state[field.name] for field in fields(cls)},
-            "cursor": TypeAdapter(Cursor).validate_python(state["cursor"]),
-            "best": TypeAdapter(Best).validate_python(state["best"]),
-            "health": TypeAdapter(list[Health]).validate_python(state["health"]),
+            "cursor": _typed(Cursor, state["cursor"]),
+            "best": _typed(Best, state["best"]),
+            "health": [_typed(Health, health) for health in state["health"]],
             "epoch_pairs": [EpochPairs(a.numpy(), b.numpy(), order) for a, b, order in state["epoch_pairs"]],
             "report": None if report is None else MethodReport.model_validate_json(report),
         })  # fmt: skip
@@ -175,6 +176,11 @@ def _load(path: Path, content: bytes) -> Checkpoint:
         raise DamagedError(
             "not a checkpoint of this run", where=path, advice="Delete it, or give another `out`."
         ) from None
+
+
+def _typed(kind: type[T], values: dict[str, Any]) -> T:
+    """An object with these values; raise for unknown names and wrong types."""
+    return TypeAdapter(kind).validate_python(vars(kind(**values)))
 
 
 def _digest(content: bytes) -> str:

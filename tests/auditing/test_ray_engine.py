@@ -277,9 +277,9 @@ def test_another_audit_is_replaced_only_if_asked(
     out = shutil.copytree(done[1], tmp_path / "out")
     with refused(ChangedError, str(out)):
         audit_path(done[0], out, replace(CPU, flag_below=0.4), cluster=StandIn())
-    assert audit_path(done[0], out, replace(CPU, flag_below=0.4), overwrite=True, cluster=StandIn()).flag_below == 0.4
-    checked = replace(CPU, checked={f"p{row}": not case.mismatched[row] for row in range(0, 80, 2)})
-    audit_path(done[0], out, checked, overwrite=True, cluster=StandIn())  # workers know the auditor before
+    checked = {f"p{row}": not case.mismatched[row] for row in range(0, 80, 2)}
+    other = replace(CPU, flag_below=0.4, checked=checked)  # workers know the auditor before
+    assert audit_path(done[0], out, other, overwrite=True, cluster=StandIn()).flag_below == 0.4
     auditor = mispair.Auditor.load(out / "auditor.safetensors", "cpu")
     assert table(out)["match_score"][81:200] == auditor.score(case.left, case.right)[81:200].tolist()
     (tmp_path / "full").mkdir()

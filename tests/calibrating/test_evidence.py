@@ -167,7 +167,7 @@ def test_the_rate_of_a_random_sample_covers_and_is_unbiased() -> None:
     score, wrong, _ = made(3)
     odds = -(2.6 * score - 2.6**2 / 2)
     found = []
-    for seed in range(200):
+    for seed in range(100):
         rows = np.random.default_rng(seed).choice(N, 150, replace=False)
         found.append(Population(probability(odds), 0).by_sample(rows, wrong[rows].astype(float)))
     assert np.mean([one.low <= wrong.mean() <= one.high for one in found]) >= 0.93
@@ -181,7 +181,7 @@ def test_weights_undo_an_uneven_draw() -> None:
     score, wrong, _ = made(4)
     chance = np.where(score < 1.3, 0.15, 0.03)
     found, plain = [], []
-    for seed in range(200):
+    for seed in range(100):
         rows = np.flatnonzero(np.random.default_rng(seed).random(N) < chance)
         plain.append(wrong[rows].mean())
         found.append(Population(np.full(N, 0.5), 0).by_sample(rows, wrong[rows].astype(float), 1 / chance[rows]))
@@ -240,7 +240,7 @@ def test_the_interval_of_a_cut_by_checked_pairs_covers(drawn: str) -> None:
     score, wrong, _ = made(6)
     chance = np.full(N, 0.1) if drawn == "evenly" else np.where(score < 1.3, 0.2, 0.08)
     held = []
-    for seed in range(60):
+    for seed in range(30):
         rows = np.flatnonzero(np.random.default_rng([seed, 1]).random(N) < chance)
         view = by_checked(score[:, None], rows, ~wrong[rows], ["clip"], 1 / chance[rows])
         chosen = [view.cut(purity=purity) for purity in (0.9, 0.95, 0.98)]
@@ -254,7 +254,7 @@ def test_the_interval_of_a_cut_by_checked_pairs_covers(drawn: str) -> None:
 def test_the_interval_of_a_cut_covers(evidence: str, change: Callable[[FloatArray], FloatArray]) -> None:
     """Another sample of pairs, of shuffled pairs and another audit each time."""
     held = []
-    for seed in range(60):
+    for seed in range(30):
         rng = np.random.default_rng(seed)
         wrong = rng.random(1500) < 0.4
         score, null, seen = rng.normal(size=(3, 1500)) + np.outer([2.5, 0, 2], ~wrong)

@@ -44,7 +44,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(scope="module", params=["vse", "sgr", "saf", "scan"])
 def matcher(request: pytest.FixtureRequest) -> mispair.Matcher:
-    return mispair.fit(tiny_pairs(16), model=request.param, **SMALL)
+    return mispair.fit(tiny_pairs(8), model=request.param, **SMALL)
 
 
 def test_save_and_load_give_the_same_scores(matcher: mispair.Matcher, tmp_path: Path) -> None:
@@ -178,8 +178,8 @@ def test_a_refusal_says_what_came(matcher: mispair.Matcher, items: Any, got: str
 @pytest.fixture(scope="module")
 def sgr_and_saf() -> list[mispair.Matcher]:
     """SGRAF: two networks of the one kind, one of the other."""
-    sgr = mispair.fit(tiny_pairs(16), model="sgr", networks=2, **SMALL)
-    return [sgr, mispair.fit(tiny_pairs(16), model="saf", **{**SMALL, "sim_size": 4, "seed": 1})]
+    sgr = mispair.fit(tiny_pairs(8), model="sgr", networks=2, **SMALL)
+    return [sgr, mispair.fit(tiny_pairs(8), model="saf", **{**SMALL, "sim_size": 4, "seed": 1})]
 
 
 def test_models_that_were_trained_apart_are_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:
@@ -199,7 +199,7 @@ def test_models_that_were_trained_apart_are_averaged(sgr_and_saf: list[mispair.M
 
 def test_sigmoids_and_cosines_are_averaged_on_one_scale(sgr_and_saf: list[mispair.Matcher]) -> None:
     pairs, sgr = tiny_pairs(9, seed=3), sgr_and_saf[0]
-    vse = mispair.fit(tiny_pairs(16), model="vse", **SMALL)
+    vse = mispair.fit(tiny_pairs(8), model="vse", **SMALL)
     found = mispair.evaluate_together([sgr, vse], pairs)
     sides = (SideLoader(side, torch.device("cpu")) for side in (pairs.left, pairs.right))
     raw = [torch.logit(S, eps=1e-6).tanh() for S in similarities(sgr.networks, *sides)]

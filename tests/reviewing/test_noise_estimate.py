@@ -151,7 +151,7 @@ def test_it_is_unbiased_however_bad_the_scores_are(scores: str) -> None:
     y = (rng.random(400) < truth).astype(float)
     q = {"right": truth, "useless": rng.random(400), "opposite": 1 - truth, "sure": (truth > 0.9).astype(float)}[scores]
     rates = []
-    for seed in range(40):
+    for seed in range(25):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:80]])
         assert found is not None
@@ -178,7 +178,7 @@ def test_it_is_unbiased_however_often_an_annotator_errs(kind: str, scores: str) 
     y = (rng.random(400) < truth).astype(float)
     q = truth if scores == "right" else rng.random(400)
     rates = []
-    for seed in range(40):
+    for seed in range(25):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:80]], annotated(y, ERRORS[kind], rng)[draw.order[:200]])
         assert found is not None
@@ -187,7 +187,7 @@ def test_it_is_unbiased_however_often_an_annotator_errs(kind: str, scores: str) 
     assert abs(error) < 4 * np.std(rates) / math.sqrt(len(rates))
 
 
-@pytest.mark.parametrize(("draws", "least"), [(50, 44), pytest.param(400, 372, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("draws", "least"), [(25, 22), pytest.param(400, 372, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["5 %", "15 %", "30 %", "misses", "false alarms"])
 def test_the_interval_with_an_annotator_covers_the_truth(kind: str, draws: int, least: int) -> None:
     """In an independent simulation: another data set, annotator and draw each time."""

@@ -90,9 +90,15 @@ def test_a_wrong_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         cores()
 
 
-@pytest.mark.parametrize("words", [["--threads", "1", "--version"], ["--version", "--threads=1"]])
-def test_the_command_line_limits_its_libraries(words: list[str]) -> None:
-    code = "from mispair.cli.main import main; main(); import torch; print(torch.get_num_threads())"
+@pytest.mark.parametrize(
+    ("words", "threads"),
+    [
+        (["--threads", "1", "--version"], "import torch; print(torch.get_num_threads())"),
+        (["--version", "--threads=1"], "import os; print(os.environ['OMP_NUM_THREADS'])"),
+    ],
+)
+def test_the_command_line_limits_its_libraries(words: list[str], threads: str) -> None:
+    code = f"from mispair.cli.main import main; main(); {threads}"
     environment = {name: value for name, value in os.environ.items() if name not in (module.OWN, *module.LIMITS)}
     command = [sys.executable, "-c", code, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

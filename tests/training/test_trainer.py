@@ -130,7 +130,7 @@ def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | No
 
 @pytest.mark.parametrize(("method", "model"), [("plain", "sgr"), ("duo", "vse")], ids=str)
 def test_resume_is_exact_from_any_step(tmp_path: Path, method: str, model: str) -> None:
-    settings, pairs = config(method=method, model=model, dropout=0.3), tiny_pairs(16)
+    settings, pairs = config(method=method, model=model, dropout=0.3), tiny_pairs(10)
     run_until(settings, pairs, tmp_path / "whole", None)
     for stop_after in (3, 1, 5):
         run_until(settings, pairs, tmp_path / "broken", stop_after)

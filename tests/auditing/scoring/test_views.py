@@ -179,18 +179,18 @@ def test_files_and_arrays_of_views_give_the_same_scores(tmp_path: Path) -> None:
     vectors, _ = made()
     for name, values in vectors.items():
         np.save(tmp_path / f"{name}.npy", values)
-    left, right = ([tmp_path / f"{name}.npy" for name in names] for names in ("ab", "cd"))
+    left, right = ([tmp_path / f"{name}.npy" for name in names] for names in ("ab", "c"))
     flags = ["--left", *map(str, left), "--right", *map(str, right), "--device", "cpu", "--out"]
     assert main(["audit", *flags, str(tmp_path / "audit")]) == 0
     found = pyarrow.parquet.read_table(tmp_path / "audit/pairs.parquet").column("match_score").to_numpy()
     one = mispair.audit(left, tuple(right), device="cpu")
     for score in (found, one.match_score):
-        np.testing.assert_array_equal(score, audited("ab", "cd").match_score)
+        np.testing.assert_array_equal(score, audited("ab", "c").match_score)
     before = read_input(tmp_path / "audit")
-    assert [path.name for path in (*before.left, *before.right)] == ["a.npy", "b.npy", "c.npy", "d.npy"]
+    assert [path.name for path in (*before.left, *before.right)] == ["a.npy", "b.npy", "c.npy"]
     one.write_clean(tmp_path / "clean")
     names = sorted(path.name for path in (tmp_path / "clean").glob("*.npy"))
-    assert names == ["left_1.npy", "left_2.npy", "right_1.npy", "right_2.npy"]
+    assert names == ["left_1.npy", "left_2.npy", "right.npy"]
     np.testing.assert_array_equal(np.load(tmp_path / "clean/left_2.npy"), vectors["b"][one.kept])
     assert [view.width for view in views_of(one.source.left)] == [20, 24]
 
@@ -213,5 +213,5 @@ def test_pairs_of_views_are_audited_by_them_and_trained_on_side_by_side() -> Non
     np.testing.assert_allclose(pairs.left.features, np.hstack([unit(vectors[name])[0] for name in "ab"]), rtol=1e-6)
     assert isinstance(pairs.right, Vectors)
     np.testing.assert_array_equal(pairs.right.features, vectors["c"])
-    one, other = Auditor(device="cpu").fit(pairs), Auditor(device="cpu").fit([vectors["a"], vectors["b"]], vectors["c"])
+    one, other = Auditor(device="cpu").fit(pairs), audited("ab", "c").auditor
     np.testing.assert_array_equal(one.score(pairs), other.score([vectors["a"], vectors["b"]], vectors["c"]))

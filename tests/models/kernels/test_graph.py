@@ -217,7 +217,7 @@ def test_the_same_bits_every_time(attend: Attend, device: str) -> None:
 @ours
 @on_device
 def test_longest_is_a_bound_only(attend: Attend, device: str) -> None:
-    parts, lengths = problem(2, 24, [3, 10, 14], 2)
+    parts, lengths = problem(1, 24, [3, 10, 14], 2)
     queries, nodes, _ = (part.to(device) for part in parts)
     if attend is graph.attend_first:
         queries = queries[:, :3]
@@ -245,7 +245,7 @@ def test_strides_and_kinds_of_integers(attend: Attend) -> None:
 @ours
 @cases("needed", [(0,), (1,)], [(1,)])
 def test_gradient_of_one_input_only(attend: Attend, device: str, needed: int) -> None:
-    parts, lengths = problem(2, 24, [3, 20], 2)
+    parts, lengths = problem(1, 24, [3, 20], 2)
     first = attend is graph.attend_first
     expected = outcome(attend, first, parts, lengths, device)
     queries, nodes, factors = (part.to(device) for part in parts)

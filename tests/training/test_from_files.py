@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -256,6 +257,12 @@ def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixtu
         assert "the source changed since)" in error
         assert "--overwrite" not in error
     (photos / "photos.csv").write_text(before)
+    image = (photos / "photos/0.png").stat()
+    save_image(photos / "photos/0.png", "red", np.random.default_rng(1))
+    assert main(again) == 2
+    assert "the source changed since)" in capsys.readouterr().err
+    (photos / "photos/0.png").write_bytes(b" " * image.st_size)
+    os.utime(photos / "photos/0.png", ns=(image.st_atime_ns, image.st_mtime_ns))
     (photos / "run/features/encode.json").write_text("{")
     assert main(again) == 2
     error = capsys.readouterr().err

@@ -376,6 +376,10 @@ class Source:
         """Changes when a file of the data set does."""
         return [digest(self.files)]
 
+    def image_state(self) -> list[Json]:
+        """Changes when an image does."""
+        return [digest(self.files)] if self.inside else []
+
     def find(self, ids: Sequence[str]) -> IntArray:
         """The (first) rows with these ids."""
         return row_ids.find(self.names.ids, ids, len(self), self.name)
@@ -476,9 +480,12 @@ class ImageFiles(Source):
         return super().read_image(row)
 
     def state(self) -> list[Json]:
+        return [*super().state(), *self.image_state()]
+
+    def image_state(self) -> list[Json]:
         own = range(len(self)) if self.groups is None else np.unique(self.groups, return_index=True)[1].tolist()
         images = (path for row in own if (path := self.image_file(row)) is not None)
-        return [*super().state(), digest(images), *(["outside"] if self.allow_outside else [])]
+        return [digest(images), *(["outside"] if self.allow_outside else [])]
 
     def check_places(self) -> None:
         """Refuse images of which none may be read, as all lie outside their folder."""

@@ -88,7 +88,9 @@ class Work:
     def request(self) -> dict[str, Json]:
         """Return everything the features depend on; see `owned_folder.Mark`."""
         files, review = self.files, self.review
-        known = [self.pairs.fingerprint()] if review is None else [*review.request.values()]
+        known: list[Json] = [self.pairs.fingerprint(), *self.pairs.image_state()]
+        if review is not None:
+            known = [*review.request.values()]
         return {
             "images": None if files.images is None else str(files.images.resolve()),
             **{name: getattr(files, name) for name in ("allow_outside", "image_model", "text_model", "grid", "pca")},

@@ -209,6 +209,13 @@ def test_vectors(tmp_path: Path) -> None:
     assert "caption level, 16 entries" in text_of(found)
 
 
+def test_encoded_files_that_have_changed_are_a_problem(folder: Path) -> None:
+    mark = {"request": {}, "finished": True, "files": {"dev_ims.npy": "0" * 64}}
+    (folder / "encode.json").write_text(json.dumps(mark))
+    (problem,) = check(folder).problems
+    assert str(folder / "dev_ims.npy") in problem
+
+
 def test_noise_between_rows_of_one_image_is_no_mismatch(tmp_path: Path) -> None:
     for name in ("img_emb", "text_emb"):
         (tmp_path / name).mkdir()

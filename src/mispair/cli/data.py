@@ -40,7 +40,7 @@ def data_check(
             say(line)
         say()
         for problem in found.problems:
-            say(f"PROBLEM  {with_flags(problem, ('vocab', 'captions_per_image'))}")
+            say(f"PROBLEM  {with_flags(problem, ('vocab', 'captions_per_image', 'overwrite'))}")
         say("This data set is ready." if not found.problems else f"{len(found.problems)} to fix before training.")
     return 1 if found.problems else 0
 

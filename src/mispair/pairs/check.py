@@ -19,6 +19,7 @@ from mispair.pairs.layouts import clip_retrieval, opening, precomp
 from mispair.pairs.layouts.opening import FeatureLayout
 from mispair.pairs.noise import load_noise, mismatch
 from mispair.pairs.npy import absolute_maximum, check_finite, open_array
+from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.pairs import Pairs, Side, Tokens, Vectors
 from mispair.pairs.vocabulary import MOST_WORDS, SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.support.arrays import FloatArray, IntArray
@@ -75,6 +76,8 @@ def check(
     """Examine every split of a data set, its vocabulary, and given and found noise index files; see `opening.load`."""
     folder = opening.find_folder(data)
     found = Check(str(folder), opening.layout(folder))
+    with found.collecting():
+        check_as_encoded(folder)
     train = None
     if found.layout == "precomp":
         _check_precomp(folder, vocabulary, captions_per_image, found)

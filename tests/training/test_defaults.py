@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -107,3 +108,15 @@ def test_flagged_validation_pairs_do_not_decide(tmp_path: Path) -> None:
     together = score_splits([train, noisy], "cpu")
     np.testing.assert_array_equal(together[1], score)
     np.testing.assert_array_equal(score_splits([train], "cpu")[0], score_pairs(train, "cpu"))
+
+
+def test_settings_that_an_existing_noise_index_decides_are_noted(tmp_path: Path) -> None:
+    config = Config(noise_file=str(tmp_path / "noise.npy"), noise_ratio=0.4, noise_seed=3)
+    names = ("noise_file", "noise_ratio", "noise_seed")
+    with warnings.catch_warnings(action="error"):
+        note_unused(config, names)  # it will be written
+    (tmp_path / "noise.npy").touch()
+    with pytest.warns(UserWarning, match="noise_ratio, noise_seed have no effect"):
+        note_unused(config, names)
+    with warnings.catch_warnings(action="error"):
+        note_unused(config, ["noise_file"])

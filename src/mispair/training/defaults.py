@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ def note_unused(config: Config, given: Collection[str]) -> None:
     method, own = methods.select(config), owners()
     if {*RUN_SETTINGS, *own} <= set(given):  # a recipe serves several methods
         return
+    decided = [name for name in ("noise_ratio", "noise_kind", "noise_seed") if name in given]
+    if decided and config.noise_file is not None and Path(config.noise_file).exists():
+        has = "has" if len(decided) == 1 else "have"
+        warnings.warn(f"{config.noise_file} is there, so {', '.join(decided)} {has} no effect.", stacklevel=3)
     names = dict.fromkeys(one.model for one in method.network_configs(config))
     networks = [models.find(name) for name in names]
     used = {*method.settings, *(kind for network in networks for kind in network.settings)}

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import InvalidValueError
+from mispair.errors import DataError, InvalidValueError, NotFoundError
 from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def bench_report(
     results: Positional[Path],
     *,
     out: OrNone[Path] = None,
+    images: OrNone[Path] = None,
     json: bool = False,
 ) -> int:
     """Write the tables and figures of a comparison from its finished trainings.
@@ -93,15 +95,22 @@ def bench_report(
     Args:
         results: Results folder of `mispair bench run`.
         out: Folder to write to; RESULTS/report by default.
+        images: Folder with the images of examples; by default `images` in the folder of the data set.
         json: Print the numbers as JSON.
     """
     from mispair.bench.report.page import write_report
     from mispair.bench.suite.results_folder import read_results
+    from mispair.pairs.layouts.opening import find_folder
 
     content = read_results(results)
+    if images is not None and not images.is_dir():
+        raise NotFoundError("no such folder", where=images, expected="the one with the images")
+    if images is None:
+        with suppress(DataError):  # the trainings may have been made elsewhere
+            images = find_folder(content.suite.data) / "images"
     command = shlex.join(["mispair", *sys.argv[1:]])
     target = out or results / "report"
-    files = write_report(content, target, command)
+    files = write_report(content, target, images, command)
     if json:
         print_json({"trainings": len(content.records), "files": [str(path) for path in files]})
     else:

@@ -353,7 +353,7 @@ def test_no_figure_without_validation_pairs() -> None:
     assert figure.caption == "No figure: the data set has no validation pairs."
 
 
-@pytest.mark.parametrize("kind", ["retrieval", "ablation", "cost"])
+@pytest.mark.parametrize("kind", ["retrieval", "ablation", "cost", "examples"])
 def test_tables_are_no_figures(kind: PartKind) -> None:
     assert draw(kind, {}) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import re
@@ -12,13 +13,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from PIL import Image
 
 from html_reader import Reader
 from mispair.bench.report import exports
 from mispair.bench.report.figures import COLORS
 from mispair.bench.report.page import best_row, write_report
 from mispair.bench.report.tables import part_tables
-from mispair.bench.suite.record import Record
+from mispair.bench.suite.record import PairExample, Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite, SuiteRow, read_suite
 from mispair.errors import MispairError
@@ -28,6 +30,7 @@ HOSTILE = "</td></p><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{
 COMMAND = "mispair bench report results"
 RECALLS = {f"{side}_r{k}": 40.0 + k for side in ("i2t", "t2i") for k in (1, 5, 10)}
 SHAPES = read_suite("shapes")
+EXAMPLES_ALONE = replace(SHAPES, parts=tuple(part for part in SHAPES.parts if part.kind == "examples"))  # no figures
 
 
 def metrics(rsum: float) -> dict[str, float]:
@@ -58,9 +61,19 @@ def done(cell: Cell, rsum: float = 240.0, **content: Any) -> Record:
         "validation": [{"epoch": epoch, "rsum": 200.0 + 9 * epoch, "seconds": 20.0} for epoch in range(5)],
         "method": {"labels_clean": [[5, 20]] * 2, "labels_noisy": [[20, 2]] * 2, "bank_bytes": [100, 100]},
         "eta": [{"eta": eta, "accuracy": 0.8, "precision": 0.9, "recall": eta} for eta in (0.1, 0.2)],
+        "examples": EXAMPLES,
         "environment": ENVIRONMENT,
     }
     return Record.of(cell, "done", **{**filled, **content})
+
+
+EXAMPLES = (
+    PairExample("matched", "a green heart", "one", 0.914),
+    PairExample("mismatched", "a red star", "two", 0.0312),
+    PairExample("new text", "a ring", "two", 0.1, mismatched=False, true_image="two", new_text="a cross"),
+    PairExample("new image", "a moon", "one", 0.1, mismatched=True, true_image="two", new_image="two"),
+    PairExample("new image", "a sun", "one", 0.1, mismatched=True, true_image="three", new_image="two"),
+)
 
 
 def all_done(suite: Suite = SHAPES, seeds: int = 1) -> dict[str, Record]:
@@ -105,25 +118,45 @@ def report(tmp_path: Path) -> Callable[..., Checker]:
         records: dict[str, Record],
         suite: Suite = SHAPES,
         seeds: int = 1,
+        images: Path | None = None,
         command: str = COMMAND,
     ) -> Checker:
-        files = write_report(Results(suite, seeds, records), tmp_path / "out", command)
+        files = write_report(Results(suite, seeds, records), tmp_path / "out", images, command)
         assert files[0] == tmp_path / "out" / "index.html"
         return read(files[0].read_text(encoding="utf-8"))
 
     return write
 
 
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return make_images(tmp_path / "images")
+
+
+def make_images(folder: Path) -> Path:
+    folder.mkdir()
+    Image.new("RGB", (400, 300), "red").save(folder / "one.jpg")
+    Image.new("RGBA", (50, 80), "blue").save(folder / "two.png")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The files of a report with every kind of part, all of it done."""
     folder = tmp_path_factory.mktemp("whole")
-    return write_report(Results(SHAPES, 1, all_done()), folder / "out", COMMAND)
+    return write_report(Results(SHAPES, 1, all_done()), folder / "out", make_images(folder / "images"), COMMAND)
 
 
 @pytest.fixture(scope="module")
 def page(whole: list[Path]) -> Checker:
     return read(whole[0].read_text(encoding="utf-8"))
+
+
+def sizes(page: Checker) -> list[tuple[int, int]]:
+    """Of the images on a page."""
+    sources = [str(attrs["src"]) for tag, attrs in page.tags if tag == "img"]
+    assert all(source.startswith("data:image/jpeg;base64,") for source in sources)
+    return [Image.open(io.BytesIO(base64.b64decode(source.split(",")[1]))).size for source in sources]
 
 
 # ---------------------------------------------------------------------- files
@@ -154,12 +187,13 @@ def test_tables_for_papers(whole: list[Path]) -> None:
 def test_refuses_what_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
     with pytest.raises(MispairError) as caught:
-        write_report(Results(SHAPES, 1, {}), tmp_path / "out", COMMAND)
+        write_report(Results(SHAPES, 1, {}), tmp_path / "out", None, COMMAND)
     assert str(tmp_path / "out") in str(caught.value)
 
 
 def test_twice_is_the_same(whole: list[Path], tmp_path: Path) -> None:
-    again = write_report(Results(SHAPES, 1, all_done()), tmp_path / "out", COMMAND)[0]
+    images = whole[0].parents[1] / "images"
+    again = write_report(Results(SHAPES, 1, all_done()), tmp_path / "out", images, COMMAND)[0]
     assert again.read_bytes() == whole[0].read_bytes()
 
 
@@ -210,6 +244,7 @@ def test_without_records(report: Callable[..., Checker], tmp_path: Path) -> None
     assert page.heading == "0 of 26 trainings done, 26 missing."
     assert "26 missing" in page.words
     assert page.words.count("No figure yet") == 5
+    assert "No examples yet" in page.words
     assert not (tmp_path / "out" / "figures").exists()
 
 
@@ -277,18 +312,71 @@ def test_headline_without_a_table_of_results(report: Callable[..., Checker]) -> 
     assert "1 of 1 trainings done." in report(all_done(suite), suite).words
 
 
+# ---------------------------------------------------------------------- examples
+
+
+def test_examples_name_matched_and_mismatched_pairs(page: Checker) -> None:
+    shown = page.words[page.words.index("Matched pairs") :]
+    assert re.search(r"✓ matched y\* 0\.91 a green heart", shown)
+    assert re.search(r"✗ mismatched y\* 0\.03 a red star", shown)
+    assert re.search(r"✓ matched y\* 0\.10 a ring replacement a cross", shown)
+    assert re.search(r"a moon in the data replacement: ✓ the true one true, not in training", shown)
+    assert re.search(r"a sun in the data replacement: another one three true, not in training", shown)
+
+
+def test_images_are_made_small(page: Checker) -> None:
+    found = sizes(page)
+    assert found.count((200, 150)) == 3
+    assert found.count((50, 80)) == 5
+
+
+def test_names_replace_images_that_do_not_exist(page: Checker) -> None:
+    assert "1 of 3 images are not in" in page.words
+    assert "three" in page.words
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_without_a_folder_of_images(report: Callable[..., Checker], tmp_path: Path, there: bool) -> None:
+    page = report(all_done(EXAMPLES_ALONE), EXAMPLES_ALONE, images=tmp_path / "nowhere" if there else None)
+    assert "There is no folder with the images, so only their names are shown." in page.words
+    assert sizes(page) == []
+
+
+def with_image(name: str) -> dict[str, Record]:
+    """The records of examples whose only image has this name."""
+    examples = (replace(EXAMPLES[0], image=name),)
+    return {key: replace(one, examples=examples) for key, one in all_done(EXAMPLES_ALONE).items()}
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", ".", "\x00", "broken", "x" * 5000])
+def test_names_that_are_no_images(report: Callable[..., Checker], images: Path, name: str) -> None:
+    Image.new("RGB", (9, 9)).save(images.parent / "secret.png")
+    (images / "broken").write_bytes(b"not an image")
+    assert sizes(report(with_image(name), EXAMPLES_ALONE, images=images)) == []
+
+
+def test_image_without_an_ending(report: Callable[..., Checker], images: Path) -> None:
+    Image.new("RGB", (9, 9)).save(images / "plain", "PNG")
+    assert sizes(report(with_image("plain"), EXAMPLES_ALONE, images=images)) == [(9, 9)]
+
+
 # ---------------------------------------------------------------------- escaping
 
 
 def test_texts_are_escaped(report: Callable[..., Checker], tmp_path: Path) -> None:
-    kinds = ("retrieval", "validation", "labels", "eta")
+    kinds = ("retrieval", "validation", "labels", "eta", "examples")
     parts = tuple(Part(kind, HOSTILE, kind, (SuiteRow(HOSTILE, "shapes/repair"),), (0.4,)) for kind in kinds)  # type: ignore[arg-type]
     suite = Suite("hostile", HOSTILE, "shapes", parts)
+    names = ("text", "image", "new_text", "new_image", "true_image")
+    texts: list[dict[str, Any]] = [
+        {name: HOSTILE for name in names if getattr(one, name) is not None} for one in EXAMPLES
+    ]
+    examples = [replace(one, **changed) for one, changed in zip(EXAMPLES, texts, strict=True)]
     environment = ENVIRONMENT.model_copy(update={"device": HOSTILE, "torch": HOSTILE, "command": HOSTILE})
     data = {"name": HOSTILE, "tested_on": HOSTILE, "pairs": 5, "mismatch": 0.4, "dev_protocol": HOSTILE}
     records = all_done(suite, 2)
     first, second = records
-    content: dict[str, Any] = {"environment": environment, "data": data}
+    content: dict[str, Any] = {"examples": examples, "environment": environment, "data": data}
     records[first] = replace(records[first], **content)
     records[second] = failed(records[second], HOSTILE)
     page = report(records, suite, 2, command=HOSTILE)

@@ -119,7 +119,9 @@ def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:
     assert [point.eta for point in repair.eta] == list(ETAS)
     assert all(0 <= getattr(point, name) <= 1 for point in repair.eta for name in ("accuracy", "recall"))
     assert all(point.precision is None or 0 <= point.precision <= 1 for point in repair.eta)
+    assert {example.kind for example in repair.examples} >= {"matched", "mismatched"}
     assert not plain.eta
+    assert not plain.examples
 
 
 def test_what_has_ended_is_not_trained_again(file: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +136,7 @@ def test_the_result_is_that_of_an_ordinary_training(suite: Suite, done: Path, tm
     again = run_cell(cell, tmp_path)
     found = read_record(cell_folder(done, cell))
     assert found is not None
-    assert (again.test, again.eta) == (found.test, found.eta)
+    assert (again.test, again.eta, again.examples) == (found.test, found.eta, found.examples)
 
 
 def run_with_forks(command: list[str]) -> None:

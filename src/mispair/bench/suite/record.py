@@ -19,7 +19,8 @@ from mispair.bench.suite.suite import LOCATIONS, Cell, digest
 from mispair.compute.devices import give_back_memory, pick_device
 from mispair.config import Config, to_toml
 from mispair.errors import ConfigError, MispairError, StoppedError
-from mispair.methods.epoch_metrics import MethodReport
+from mispair.methods.epoch_metrics import Examples, MethodReport
+from mispair.pairs.pairs import Pairs, Tokens
 from mispair.support.arrays import FloatArray, Mask
 from mispair.support.files import read_regular, write_atomically
 from mispair.training.events import ValidationEvent
@@ -31,7 +32,9 @@ from mispair.training.splits import Splits, load_splits
 RECORD, RUN = "cell.json", "run"
 LONGEST_ERROR = 400  # characters
 ETAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+EACH = 3  # example pairs of each kind
 Number = Annotated[float, Field(allow_inf_nan=False)]
+ExampleKind = Literal["matched", "mismatched", "new text", "new image"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,34 @@ class EtaPoint:
 
 
 @dataclass(frozen=True)
+class PairExample:
+    """A training pair, its label y* (mean of both networks) and, if one half was replaced, the new half."""
+
+    kind: ExampleKind
+    text: str
+    image: str  # its name in the data set
+    label: Number
+    mismatched: bool = False
+    true_image: str | None = None  # that the text was written for
+    new_text: str | None = None
+    new_image: str | None = None
+
+    @property
+    def is_mismatched(self) -> bool:
+        return self.mismatched or self.kind == "mismatched"
+
+    @property
+    def images(self) -> dict[str, str]:
+        """The names of the images to show, by role."""
+        shown = {"in the data": self.image}
+        if self.new_image is not None:
+            shown["replacement"] = self.new_image
+            if self.is_mismatched and self.true_image is not None:
+                shown["true, not in training"] = self.true_image
+        return shown
+
+
+@dataclass(frozen=True)
 class Record:
     """A finished or failed training."""
 
@@ -82,6 +113,7 @@ class Record:
     validation: tuple[EpochRecord, ...] = ()
     method: MethodReport = field(default_factory=MethodReport)  # on its last epoch
     eta: tuple[EtaPoint, ...] = ()
+    examples: tuple[PairExample, ...] = ()
     memory: int | None = None  # peak bytes on the GPU
     environment: Environment | None = None
 
@@ -216,6 +248,7 @@ def _described(cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> R
         ),
         method=(result and result.report) or MethodReport(),
         eta=() if examples is None else eta_curve(examples.w, splits.train.mismatched),
+        examples=sample_examples(examples, splits.train, cell.config.seed),
         memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         environment=read_environment(run),
     )
@@ -237,3 +270,32 @@ def eta_curve(w: FloatArray | None, mismatched: Mask | None) -> tuple[EtaPoint, 
         accuracy, recall = float((detected == mismatched).mean()), hits / float(mismatched.sum())
         curve.append(EtaPoint(eta, accuracy, recall, precision))
     return tuple(curve)
+
+
+def sample_examples(method: Examples | None, pairs: Pairs, seed: int) -> tuple[PairExample, ...]:
+    """Random pairs of each kind; none of methods without labels and new partners."""
+    mismatched = pairs.mismatched
+    if method is None or mismatched is None or not isinstance(pairs.right, Tokens) or not pairs.right.texts:
+        return ()
+    labels, new_text, new_image = method.labels, method.new_right, method.new_left
+    if labels is None or new_text is None or new_image is None:
+        return ()
+    rng, texts = np.random.default_rng(seed), pairs.right.texts
+    truth = pairs.link if pairs.truth is None else pairs.truth
+
+    def image(row: int) -> str:
+        return pairs.left_ids[row] if pairs.left_ids else str(row)
+
+    def example(kind: ExampleKind, pair: int, **new: str) -> PairExample:
+        own, true = image(pairs.link[pair]), image(truth[pair]) if new else None
+        return PairExample(kind, texts[pair], own, float(labels[pair]), bool(mismatched[pair]), true, **new)
+
+    def sample(mask: Any) -> list[int]:
+        return [int(pair) for pair in rng.permutation(np.flatnonzero(mask))[:EACH]]
+
+    return (
+        *(example("matched", pair) for pair in sample(~mismatched)),
+        *(example("mismatched", pair) for pair in sample(mismatched)),
+        *(example("new text", pair, new_text=texts[new_text[pair]]) for pair in sample(new_text >= 0)),
+        *(example("new image", pair, new_image=image(pairs.link[new_image[pair]])) for pair in sample(new_image >= 0)),
+    )

@@ -48,7 +48,7 @@ from mispair.support.validation import sentences
 from mispair.training.run_folder import FREE
 from mispair.training.settings import every_setting, override, read_recipe
 
-PartKind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta"]
+PartKind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
 LOCATIONS = ("data", "device", "vocab", "noise_file")  # settings that say where things are, not what is trained
 NOT_PART_OF_A_CELL = (*FREE, *LOCATIONS)
 OF_THE_SUITE = {  # settings that a row cannot have, and how they are given

@@ -26,6 +26,7 @@ from mispair.pairs.origin import Origin, Projection
 from mispair.pairs.pairs import Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate, evaluate_in_blocks
+from mispair.retrieval.onnx_export import export_onnx
 from mispair.retrieval.vector_index import Encode, VectorIndex, build_index, open_index
 from mispair.support.arrays import FloatArray
 from mispair.support.html import html_table
@@ -149,6 +150,16 @@ class Matcher:
         """
         self._check_vectors("open_index")
         return open_index(folder, self._query_encoder(side), verify=verify, made_by=self._digest(side))
+
+    def to_onnx(self, out: str | Path) -> list[Path]:
+        """Write `left.onnx` and `right.onnx` to a folder (extra `onnx`). Only for vse and two-tower.
+
+        The input `items` has vectors (N, D) or regions (N, n, D), as in the training. Texts are word ids (N, n),
+        padded with 0, and their `lengths` (N,): `words.json` has the words by id, and a text is `<start>`, its first
+        250 lower-case words (`mispair.pairs.vocabulary.tokenize`) and `<end>`. The output `vectors` equals `encode`:
+        the score of two items is the dot product.
+        """
+        return export_onnx(self._check_vectors("to_onnx"), self.specs, self.vocabulary, Path(out))
 
     def _digest(self, side: SideName) -> str:
         """Digest the side and all weights: vectors of two models cannot be compared."""

@@ -164,7 +164,7 @@ def sizes(page: Checker) -> list[tuple[int, int]]:
 
 def test_files(whole: list[Path]) -> None:
     out = whole[0].parent
-    names = ["index.html", "tables.md", "results.csv"]
+    names = ["index.html", "tables.md", "tables.tex", "results.csv"]
     figures = ("validation", "labels", "eta", "tau", "bank")
     drawings = [f"figures/{name}.{ending}" for name in figures for ending in ("svg", "pdf")]
     assert [str(file.relative_to(out)) for file in whole] == [*names, *drawings]
@@ -176,8 +176,12 @@ def test_files(whole: list[Path]) -> None:
 
 
 def test_tables_for_papers(whole: list[Path]) -> None:
-    markdown = whole[1].read_text()
-    assert markdown.count("|---") + markdown.count("| --- |") > 4
+    markdown, latex = (file.read_text() for file in whole[1:3])
+    assert latex.startswith("% Shapes: 13 of 13 trainings done.")
+    assert r"\usepackage{booktabs,graphicx}" in latex.splitlines()[0]
+    begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", latex) for word in ("begin", "end"))
+    assert sorted(begun) == sorted(ended)
+    assert begun.count("table") == markdown.count("|---") + markdown.count("| --- |") > 4
     tables = [part.title for part in SHAPES.parts if part.kind in ("retrieval", "ablation", "sweep", "cost")]
     assert re.findall("^## (.*)", markdown, re.M) == [exports.plain_markdown(title) for title in tables] + [
         "Provenance"

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.bench.report.exports import CSV_HEADS, MARKDOWN, csv_rows, results_csv
+from mispair.bench.report.exports import CSV_HEADS, LATEX, MARKDOWN, csv_rows, results_csv
 from mispair.bench.report.tables import ReportTable, part_tables, provenance_table
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
@@ -108,6 +108,10 @@ def markdown(table: ReportTable) -> str:
     return MARKDOWN.get_template("table.md").render(table=table)
 
 
+def latex(table: ReportTable) -> str:
+    return LATEX.get_template("table.tex").render(table=table)
+
+
 def notes(table: ReportTable) -> str:
     return "\n".join(table.notes)
 
@@ -128,7 +132,7 @@ def tables_of(results: Mapping[str, Sequence[Any]], seeds: int = 2) -> list[Repo
 
 def test_a_row_is_the_mean_over_the_seeds() -> None:
     table, *_ = tables_of(SOME)
-    assert table.title == "Under noise"
+    assert (table.name, table.title) == ("noise-noise-40", "Under noise")
     assert column(table, "method") == ["VSE-inf", "NCR", "REPAIR"]
     assert column(table, "networks") == ["1", "2", "2"]
     assert column(table, "seeds") == ["2", "2", "2"]
@@ -167,6 +171,7 @@ def test_ties_are_all_the_best() -> None:
     table, *_ = tables_of(results, seeds=1)
     assert bold(table) == {"VSE-inf", "NCR"}
     assert markdown(table).count("**480.0**") == 2
+    assert latex(table).count(r"\textbf{480.0}") == 2
 
 
 def test_one_network_is_not_compared_with_averaged_ones() -> None:
@@ -183,12 +188,10 @@ def test_one_network_is_not_compared_with_averaged_ones() -> None:
 def test_tables_for_every_noise_ratio() -> None:
     part = replace(PART, noise_ratio=(0.2, 0.125), paper={"REPAIR": (504.4, float("nan"))})
     tables = part_tables(Results(SUITE, 1, {}), part)
-    ratios = ("20", "12.5")
-    assert [table.title for table in tables] == [
-        f"Under noise, {ratio}\xa0% noise{end}"
-        for ratio in ratios
-        for end in ("", ": REPAIR minus the others, seed by seed")
-    ]
+    assert [table.name for table in tables] == [
+        "noise-noise-20", "noise-noise-20-paired", "noise-noise-12.5", "noise-noise-12.5-paired"
+    ]  # fmt: skip
+    assert tables[0].title == "Under noise, 20\xa0% noise"
     assert column(tables[0], "paper") == ["-", "-", "504.4"]
     assert column(tables[2], "paper") == ["-", "-", "-"]
 
@@ -223,7 +226,7 @@ def test_paired_differences_are_of_seeds_that_both_have(
 
 def test_averaged_is_never_compared_with_a_single_network() -> None:
     _, table, *_ = tables_of(SOME)
-    assert table.title == "Under noise: REPAIR minus the others, seed by seed"
+    assert table.name == "noise-noise-40-paired"
     assert column(table, "REPAIR minus") == ["VSE-inf", "NCR"]
     assert table.rows[0][1:5] == ["-"] * 4
     assert table.rows[0][5:] == ["2", "+190.5", "± 14.8", "2"]
@@ -260,6 +263,7 @@ def test_no_records_at_all(name: str) -> None:
             assert "Missing" in notes(table)
             assert not table.bold
             assert markdown(table)
+            assert latex(table)
     rows = list(csv.DictReader(io.StringIO(results_csv(Results(suite, 2, {})))))
     assert len(rows) == sum(len(part.cells(suite, 2)) for part in suite.parts)
     assert {row["status"] for row in rows} == {"missing"}
@@ -406,7 +410,7 @@ def test_cost_without_validation_is_unknown() -> None:
 
 
 def small(text: str) -> ReportTable:
-    return ReportTable(text, ["method", text], [[text, "1.0"], ["-2.5", "± 0.1"]], [text], frozenset({(0, 1)}))
+    return ReportTable("a b", text, ["method", text], [[text, "1.0"], ["-2.5", "± 0.1"]], [text], frozenset({(0, 1)}))
 
 
 def test_markdown() -> None:
@@ -421,6 +425,60 @@ def test_markdown() -> None:
 def test_any_label_stays_in_its_place_in_markdown(text: str) -> None:
     for line in markdown(small(text)).split("\n")[2:6]:
         assert len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) == 3
+
+
+def test_latex() -> None:
+    assert latex(small("VSE-inf & 5 %")).splitlines() == [
+        r"\begin{table}[ht]",
+        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+        r"\caption{VSE$\infty$ \& 5 \%}",
+        r"\label{tab:a-b}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"method & VSE$\infty$ \& 5 \% \\",
+        r"\midrule",
+        r"VSE$\infty$ \& 5 \% & \textbf{1.0} \\",
+        r"$-$2.5 & $\pm$ 0.1 \\",
+        r"\bottomrule",
+        r"\end{tabular}}",
+        r"\par\smallskip\raggedright",
+        r"VSE$\infty$ \& 5 \%\par",
+        r"\end{table}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "escaped"),
+    [
+        ("50 % & a_b #1 $2", r"50 \% \& a\_b \#1 \$2"),
+        (r"C:\x{y}", r"C:\textbackslash{}x\{y\}"),
+        ("~^", r"\textasciitilde{}\textasciicircum{}"),
+        ("VSE-inf", r"VSE$\infty$"),
+        ("VSE-infinite", "VSE-infinite"),
+        ("the loss is -inf", "the loss is -inf"),
+        ("486.1*", "486.1{*}"),
+        ("[x]", "{[}x{]}"),
+        ("± 2.0", r"$\pm$ 2.0"),
+        ("-2.0", "$-$2.0"),
+        ("+2.0", "+2.0"),
+        ("-", "-"),
+        ("two\nlines", "two lines"),
+        ("NVIDIA H200-80", "NVIDIA H200-80"),
+    ],
+)
+def test_latex_escapes(text: str, escaped: str) -> None:
+    assert latex(small(text)).splitlines()[2] == rf"\caption{{{escaped}}}"
+
+
+@given(st.text(alphabet='ab-1 \\{}%&_#$~^*[]|<>"±\n', min_size=1))
+def test_latex_leaves_nothing_special(text: str) -> None:
+    caption = latex(small(text)).splitlines()[2]
+    assert caption.startswith(r"\caption{")
+    assert caption.endswith("}")
+    inside = caption.removeprefix(r"\caption{")[:-1]
+    known = r"\\(?:[{}%&_#$]|text(?:backslash|asciitilde|asciicircum|less|greater|bar)\{\})|\$\\pm\$|\$-\$|\{[\[\]*]\}"
+    assert not set(re.sub(known, "", inside)) & set('\\{}%&_#$~^*[]|<>"±\n')
 
 
 def test_csv_has_a_row_for_each_training() -> None:

@@ -1,10 +1,11 @@
-"""Tables for other programs: Markdown, and all raw numbers as CSV."""
+"""Tables for other programs: Markdown, LaTeX, and all raw numbers as CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -33,12 +34,47 @@ def plain_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-MARKDOWN = jinja2.Environment(
-    loader=jinja2.PackageLoader("mispair"),
-    undefined=jinja2.StrictUndefined,
-    keep_trailing_newline=True,
-    finalize=lambda value: plain_markdown(value) if isinstance(value, str) else value,
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': "''", "±": r"$\pm$",
+    "[": "{[}", "]": "{]}", "*": "{*}",  # at the start of a row they would belong to the line break before
+}  # fmt: skip
+_LATEX_TEXT = re.compile(
+    rf"(?P<infinite>VSE-inf\b)|(?P<minus>(?<![\w.])-(?=[\d.]))|(?P<special>[{re.escape(''.join(_LATEX))}])"
 )
+
+
+def _latex(text: str) -> str:
+    r"""
+    >>> print(_latex("VSE-inf, 40 % & bank_size #1 ± 2.5"), _latex("-3.0"))
+    VSE$\infty$, 40 \% \& bank\_size \#1 $\pm$ 2.5 $-$3.0
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        if match["infinite"]:
+            return r"VSE$\infty$"
+        return "$-$" if match["minus"] else _LATEX[match["special"]]
+
+    return _LATEX_TEXT.sub(escaped, " ".join(text.split()))
+
+
+def _environment(escape: Callable[[str], str], **settings: str) -> jinja2.Environment:
+    """Templates of tables; `escape` is applied to every text."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("mispair"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: escape(value) if isinstance(value, str) else value,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+MARKDOWN = _environment(plain_markdown)
+LATEX = _environment(
+    _latex, block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
+    comment_start_string="<#", comment_end_string="#>",
+)  # fmt: skip
 
 
 def csv_rows(results: Results, part: Part) -> list[dict[str, Any]]:

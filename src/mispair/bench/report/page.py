@@ -53,7 +53,7 @@ def best_row(results: Results) -> tuple[ResultRow, str] | None:
 
 
 def write_report(results: Results, out: Path, images: Path | None, command: str) -> list[Path]:
-    """Write `index.html`, `tables.md`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
+    """Write `index.html`, `tables.md`, `tables.tex`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
 
     `images` is the folder with the images of examples. Return the files, the page first.
     """
@@ -90,6 +90,7 @@ def write_report(results: Results, out: Path, images: Path | None, command: str)
     texts = {
         "index.html": page,
         "tables.md": exports.MARKDOWN.get_template("tables.md").render(content),
+        "tables.tex": exports.LATEX.get_template("tables.tex").render(content),
         "results.csv": exports.results_csv(results),
     }
     files = {name: clean(text).encode() for name, text in texts.items()}

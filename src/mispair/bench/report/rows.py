@@ -128,6 +128,10 @@ class NoiseLevel:
     rows: list[ResultRow]
 
     @property
+    def name(self) -> str:
+        return f"{self.part.name}-noise-{self.noise_ratio * 100:g}"
+
+    @property
     def title(self) -> str:
         several = len(self.part.noise_ratio) > 1
         return f"{self.part.title}, {percent(self.noise_ratio)} noise" if several else self.part.title

@@ -6,6 +6,7 @@ empty, and a note says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -39,11 +40,17 @@ READING = [
 class ReportTable:
     """A table as texts."""
 
+    name: str  # of a file
     title: str
     heads: list[str]
     rows: list[list[str]]
     notes: list[str]  # what is missing
     bold: frozenset[tuple[int, int]] = frozenset()  # row and column of the best results
+
+    @property
+    def label(self) -> str:
+        """The name as LaTeX takes it in a label."""
+        return re.sub(r"[^A-Za-z0-9.-]", "-", self.name)
 
 
 def part_tables(results: Results, part: Part) -> list[ReportTable]:
@@ -83,7 +90,7 @@ def _with_best(level: NoiseLevel, heads: list[str], rows: list[list[str]]) -> Re
     """
     compared = {"rSum": level.compared, **({"single": level.ranked} if level.is_mixed else {})}
     bold = frozenset(place for head, of in compared.items() for place in _best(level, heads.index(head), of, rows))
-    return ReportTable(level.title, heads, rows, _missing_notes(level), bold)
+    return ReportTable(level.name, level.title, heads, rows, _missing_notes(level), bold)
 
 
 def _best(
@@ -118,7 +125,7 @@ def _paired_table(level: NoiseLevel) -> ReportTable:
         if row is not reference
     ]
     title = f"{level.title}: {reference.label} minus the others, seed by seed"
-    return ReportTable(title, [f"{reference.label} minus", *heads], rows, _missing_notes(level))
+    return ReportTable(f"{level.name}-paired", title, [f"{reference.label} minus", *heads], rows, _missing_notes(level))
 
 
 def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
@@ -136,7 +143,7 @@ def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
 
 def _cost_table(level: NoiseLevel) -> ReportTable:
     rows = [[row.label, *_cost_texts(row)] for row in level.rows]
-    return ReportTable(level.title, ["method", *COST_HEADS], rows, _missing_notes(level))
+    return ReportTable(level.name, level.title, ["method", *COST_HEADS], rows, _missing_notes(level))
 
 
 def _cost_texts(row: ResultRow) -> list[str]:
@@ -184,7 +191,7 @@ def provenance_table(records: Iterable[Record]) -> ReportTable:
         "measured: mismatched training pairs. noise: drawn by the seed, or an index file by its SHA-256. results.csv"
         " has this for each training, and the hash of its settings."
     ]
-    return ReportTable("Provenance", heads, rows, notes)
+    return ReportTable("provenance", "Provenance", heads, rows, notes)
 
 
 def _range(ratios: Sequence[float]) -> str:

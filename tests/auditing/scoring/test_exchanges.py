@@ -20,6 +20,7 @@ from mispair.auditing.scoring import exchanges
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.exchanges import (
     Couples,
+    along_main_directions,
     cells,
     learn_exchanges,
     lost_by_exchange,
@@ -50,6 +51,17 @@ def swapped(pairs: MadePairs, share: float, side: str = "left") -> MadePairs:
             moved[both] = True
             right[both] = right[both[::-1]]
     return MadePairs(pairs.left, right, moved, pairs.groups)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.98])
+def test_the_main_directions_hold_most_of_the_variance(decay: float) -> None:
+    rows = np.random.default_rng(0).standard_normal((900, 500)) * decay ** np.arange(500)
+    variance = np.linalg.svd(rows, compute_uv=False) ** 2
+    needed = int(np.searchsorted(np.cumsum(variance), 0.95 * variance.sum())) + 1
+    found = along_main_directions(torch.from_numpy(rows.astype("f4")))
+    assert (needed > 256) == (decay == 1)
+    assert found.shape == (900, max(256, needed))
+    assert torch.allclose(found.norm(dim=1), torch.ones(900))
 
 
 def space(seed: int) -> CommonSpace:

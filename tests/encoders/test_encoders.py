@@ -1,4 +1,6 @@
 import sys
+import warnings
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -71,6 +73,15 @@ def test_large_jpegs_are_decoded_smaller(tmp_path: Path) -> None:
     Image.new("L", (4400, 4200)).save(tmp_path / "a.jpg")
     assert load_image(tmp_path / "a.jpg").size == (1100, 1050)
     assert load_image(tmp_path / "a.jpg", 224).size == (550, 525)
+
+
+def test_what_half_precision_cannot_hold_is_computed_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, where autocast for CUDA changes nothing: the first call stands for the one in half precision."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    for outputs, expected in (([1.0, 2.0], 1.0), ([float("inf"), 2.0], 2.0)):
+        calls = iter(torch.tensor(outputs))
+        with warnings.catch_warnings(action="ignore"):
+            assert encoders._run(partial(next, calls)).item() == expected
 
 
 def test_a_photo_that_is_decoded_smaller_has_nearly_the_same_vector(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from mispair.errors import InvalidValueError, MispairError
 from mispair.support.extras import missing_package
 
 MOST = 1000  # blocks that are given to workers at a time
-A_GPU = 4  # processes on one GPU: it encodes thousands of photos a second, and one process decodes hundreds
+PER_GPU = 4  # processes: it encodes thousands of photos a second, and one process decodes hundreds
 
 
 @contextmanager
@@ -63,7 +63,7 @@ def _part_of_gpu(ray: Any) -> dict[str, float]:
     """A share of a GPU, and of the cores beside it, in Ray's words."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
     cores = min(node.get("CPU", 1) / node["GPU"] for node in machines)
-    return {"num_gpus": 1 / A_GPU, "num_cpus": max(1, int(cores / A_GPU))}
+    return {"num_gpus": 1 / PER_GPU, "num_cpus": max(1, int(cores / PER_GPU))}
 
 
 def result(ray: Any, reference: Any) -> Any:

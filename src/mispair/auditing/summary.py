@@ -139,6 +139,8 @@ class Checked(_Frozen):
     @classmethod
     def of_scores(cls, scores: MatchScores) -> Checked | None:
         """Of the checks among all evidence."""
+        if not scores.checked:
+            return None
         match = replace(scores, recalibration=None, checked={}).match()
         rows = np.array([row for row in scores.checked if not np.isnan(match[row])], dtype=np.int64)
         matched = np.array([scores.checked[row] for row in rows.tolist()])
@@ -152,11 +154,9 @@ class Checked(_Frozen):
     @property
     def sentence(self) -> str:
         """Both numbers in words."""
-        then = (
-            "The match scores follow the checks."
-            if self.learned
-            else (f"Check at least {LEAST} pairs, so that the match scores learn from them.")
-        )
+        then = "The match scores follow the checks."
+        if not self.learned:
+            then = f"Check at least {LEAST} pairs, so that the match scores learn from them."
         return (
             f"People call {self.mismatched:,} of {self.pairs:,} checked pairs mismatched; the audit by itself expects "
             f"{self.expected:,.0f}. {then}"

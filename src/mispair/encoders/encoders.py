@@ -10,8 +10,7 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
@@ -154,14 +153,14 @@ class NetworkImages:
         self.width = int(_made(name, lambda: self.encode([prepare(Image.new("RGB", (8, 8)))]).shape[1]))
 
     def maps(self, items: Sequence[Tensor], /) -> Tensor:
-        with _inference():
-            return as_map(self._features(torch.stack(list(items)).to(self._device)))
+        pixels = torch.stack(list(items)).to(self._device)
+        return as_map(_run(lambda: self._features(pixels)))
 
     def encode(self, items: Sequence[Tensor], /) -> FloatVectors:
         if self._vectors is None:
             return _numpy(self.maps(items).float().mean(dim=(2, 3)))
-        with _inference():
-            return _numpy(self._vectors(torch.stack(list(items)).to(self._device)))
+        vectors, pixels = self._vectors, torch.stack(list(items)).to(self._device)
+        return _numpy(_run(lambda: vectors(pixels)))
 
 
 def _shapes_images(name: str, _which: str, _device: str) -> NetworkImages:
@@ -317,8 +316,7 @@ class NetworkTexts:
         self.width = int(_made(name, lambda: self.encode(["a text"]).shape[1]))
 
     def encode(self, items: Sequence[str], /) -> FloatVectors:
-        with _inference():
-            return _numpy(self._vectors(list(items)))
+        return _numpy(_run(lambda: self._vectors(list(items))))
 
 
 def _transformers_texts(name: str, source: str, device: str) -> NetworkTexts:
@@ -403,12 +401,15 @@ def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
     return network.eval(), transform, _made(name, lambda: open_clip.get_tokenizer(model))
 
 
-@contextmanager
-def _inference() -> Iterator[None]:
-    """Without gradients, and in half precision on a GPU."""
-    gpu = torch.cuda.is_available()
-    with torch.inference_mode(), torch.autocast("cuda" if gpu else "cpu", torch.float16, enabled=gpu):
-        yield
+def _run(network: Callable[[], Tensor]) -> Tensor:
+    """The output of a network: on a GPU in half precision, unless some of it is not finite there."""
+    with torch.inference_mode():
+        if torch.cuda.is_available():
+            with torch.autocast("cuda", torch.float16):
+                found = network()
+            if bool(found.isfinite().all()):
+                return found
+        return network()
 
 
 def _numpy(vectors: Tensor) -> FloatVectors:
